@@ -1,0 +1,1 @@
+//! The burn front-end of the oxizero ZeRO engine

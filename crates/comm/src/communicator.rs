@@ -1,0 +1,109 @@
+//! The collectives that an engine may ask for.
+
+use oxizero_core::{Bytes, ProcessGroup, Rank, WorldSize};
+use oxizero_device::kernels::Combine;
+use oxizero_device::{Buffer, Region};
+
+use crate::{CommError, Handle};
+
+/// Moves flat buffers between the ranks of one process group.
+///
+/// Every rank calls the same operations in the same order; each operation carries its sequence
+/// number, kind, dtype and element count, which are compared across ranks before data is touched.
+/// An operation owns its buffers until its handle is waited for. Arithmetic is in f32: the sum over
+/// ranks is a balanced binary tree in rank order, and rounds once, into the output's dtype.
+pub trait Communicator: Send + Sync {
+    /// This process's place in the group.
+    fn rank(&self) -> Rank;
+
+    /// Processes in the group.
+    fn world_size(&self) -> WorldSize;
+
+    /// Zeroed memory of this rank's own, which collectives move fastest. Other memory works too.
+    fn alloc(&self, bytes: Bytes) -> Result<Region, CommError>;
+
+    /// Zeroed memory for a buffer that every rank will hold in full; a collective call.
+    ///
+    /// Where [`shares_replicas`](Self::shares_replicas), the ranks of a host get one memory, and
+    /// each may write only its own shard, and that only while no rank reads.
+    fn alloc_replica(&self, bytes: Bytes) -> Result<Region, CommError>;
+
+    /// Whether [`alloc_replica`](Self::alloc_replica) gives the ranks one memory.
+    fn shares_replicas(&self) -> bool;
+
+    /// Sums every rank's `partial`, and gives each rank its shard of the sum.
+    ///
+    /// Shard `r` is the `r`-th of `world_size` equal parts.
+    fn reduce_scatter(&self, op: ReduceScatter) -> Result<Handle<ReduceScatter>, CommError>;
+
+    /// Completes `full`, in which every rank has put its own shard.
+    fn all_gather(&self, full: Buffer) -> Result<Handle<Buffer>, CommError>;
+
+    /// Concatenates every rank's `shard`, in rank order, into `full`.
+    fn all_gather_into(
+        &self,
+        shard: Buffer,
+        full: Buffer,
+    ) -> Result<Handle<(Buffer, Buffer)>, CommError>;
+
+    /// Overwrites every rank's `buffer` with `root`'s.
+    fn broadcast(&self, buffer: Buffer, root: Rank) -> Result<Handle<Buffer>, CommError>;
+
+    /// Every rank's `bytes`, in rank order; a few numbers that all ranks must agree upon.
+    fn exchange(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError>;
+
+    /// Returns when every rank has called it.
+    fn barrier(&self) -> Result<(), CommError>;
+
+    /// The communicator of a group of this group's ranks; a collective call of the members.
+    fn split(&self, group: &ProcessGroup) -> Result<Box<dyn Communicator>, CommError>;
+
+    /// Makes every operation of every rank fail with [`CommError::Aborted`], now and later.
+    fn abort(&self, why: &str);
+
+    /// What this rank has asked for so far.
+    fn traffic(&self) -> Traffic;
+}
+
+/// The operands of a reduce-scatter; they come back with the handle.
+#[derive(Debug)]
+pub struct ReduceScatter {
+    /// This rank's contribution to every shard, in the wire dtype.
+    pub partial: Buffer,
+    /// Where the sum goes.
+    pub target: ReduceTarget,
+}
+
+/// Where a reduce-scatter puts this rank's shard of the sum.
+#[derive(Debug)]
+pub enum ReduceTarget {
+    /// Over this rank's own shard of `partial`.
+    InPlace,
+    /// Into a buffer of one shard's elements.
+    Shard(Buffer, Combine),
+    /// Over this rank's own shard of a buffer as long as `partial`.
+    ShardOf(Buffer),
+}
+
+/// Counts of one rank's collectives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Collectives that moved tensors.
+    pub collectives: usize,
+    /// Bytes of other ranks that this rank read, in the dtype that travelled.
+    pub bytes: Bytes,
+    /// Small exchanges and barriers.
+    pub exchanges: usize,
+}
+
+impl std::ops::Sub for Traffic {
+    type Output = Self;
+
+    fn sub(self, before: Self) -> Self {
+        Self {
+            collectives: self.collectives - before.collectives,
+            bytes: self.bytes - before.bytes,
+            exchanges: self.exchanges - before.exchanges,
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! What can go wrong between ranks.
+
+use std::time::Duration;
+
+use oxizero_core::{ProcessGroup, Rank};
+
+/// A collective that did not complete. All of them are final for the group.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CommError {
+    /// Another rank's process or thread ended.
+    #[error("rank {rank} ended while the others were {during}; look at its output for the reason")]
+    PeerDead {
+        /// The rank that ended.
+        rank: Rank,
+        /// What this rank was waiting for.
+        during: String,
+    },
+    /// A rank did not come in time.
+    #[error(
+        "rank {rank} did not join {during} within {deadline:?}; it is stuck, or busy for longer \
+         than the deadline allows"
+    )]
+    Timeout {
+        /// The rank that did not come.
+        rank: Rank,
+        /// What this rank was waiting for.
+        during: String,
+        /// How long it waited.
+        deadline: Duration,
+    },
+    /// Two ranks asked for different operations at the same place in their order.
+    #[error(
+        "ranks disagree on operation {sequence}: rank {rank} asks for {expected}, rank {other} \
+         for {got}; every rank must make the same calls in the same order"
+    )]
+    Mismatch {
+        /// The place in the order, counted from 1.
+        sequence: u64,
+        /// This rank.
+        rank: Rank,
+        /// What this rank asked for.
+        expected: String,
+        /// The rank that differs.
+        other: Rank,
+        /// What that rank asked for.
+        got: String,
+    },
+    /// A rank gave up, and said why.
+    #[error("rank {rank} gave up: {why}")]
+    Aborted {
+        /// The rank that gave up.
+        rank: Rank,
+        /// Its reason.
+        why: String,
+    },
+    /// A buffer does not fit the operation.
+    #[error("{operation}: {problem}")]
+    Misuse {
+        /// The operation.
+        operation: &'static str,
+        /// What does not fit.
+        problem: String,
+    },
+    /// `split` was called for a group that this rank is not in.
+    #[error("rank {rank} is not in the group {group:?}")]
+    NotInGroup {
+        /// This rank.
+        rank: Rank,
+        /// The group.
+        group: ProcessGroup,
+    },
+    /// The ranks did not find each other.
+    #[error("rank {rank} could not join the group: {why}")]
+    Rendezvous {
+        /// This rank.
+        rank: Rank,
+        /// What failed, and what to do.
+        why: String,
+    },
+    /// The operating system refused memory or a descriptor.
+    #[error("{operation}: {why}")]
+    System {
+        /// What was asked for.
+        operation: &'static str,
+        /// The system's answer.
+        why: String,
+    },
+}

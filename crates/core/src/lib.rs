@@ -1,0 +1,23 @@
+//! The words of the oxizero ZeRO engine: counts, dtypes, placements, layouts, the schedule, the
+//! memory plan and the configuration.
+//!
+//! This crate decides and performs nothing: no I/O, no threads, no clock, no unsafe code.
+#![forbid(unsafe_code)]
+
+mod bucket;
+mod dtype;
+mod error;
+mod layout;
+mod param;
+mod placement;
+mod schedule;
+mod units;
+
+pub use bucket::{BucketId, BucketSpec, Bucketing, assign_buckets};
+pub use dtype::{DType, Precision};
+pub use error::ConfigError;
+pub use layout::{Layout, Piece};
+pub use param::{OptimGroup, ParamId, ParamSpec, UnitId};
+pub use placement::{Placement, Stage, Transition};
+pub use schedule::{Action, Event, Schedule};
+pub use units::{Bytes, Numel, ProcessGroup, Rank, WorldSize};

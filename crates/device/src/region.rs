@@ -1,0 +1,160 @@
+//! Owned storage: a run of bytes with one owner, wherever it lies.
+//!
+//! A [`Region`] is heap memory, or memory that somebody else mapped (shared between processes, or
+//! a file). Whoever holds the region may read it, and who holds it exclusively may write it.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::any::Any;
+use std::fmt;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+use oxizero_core::Bytes;
+
+/// Every region starts on a multiple of so many bytes: a cache line, and an AVX-512 vector.
+pub const REGION_ALIGN: usize = 64;
+
+/// Owned, 64-byte aligned storage; zeroed when it is made.
+pub struct Region {
+    start: NonNull<u8>,
+    len: usize,
+    owner: Owner,
+}
+
+enum Owner {
+    Heap,
+    /// Keeps foreign memory alive, and takes it back when dropped.
+    Foreign(#[expect(dead_code, reason = "held for its drop")] Box<dyn Any + Send + Sync>),
+}
+
+// SAFETY: a region owns its bytes as a Vec<u8> does; `from_foreign`'s caller promises the same of
+// foreign memory, and the foreign owner is Send and Sync by its bound.
+unsafe impl Send for Region {}
+// SAFETY: as above; `&Region` only gives `&[u8]`.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Zeroed memory from the heap.
+    pub fn heap(bytes: Bytes) -> Self {
+        let owner = Owner::Heap;
+        if bytes.0 == 0 {
+            return Self { start: dangling(), len: 0, owner };
+        }
+        let layout = heap_layout(bytes.0);
+        // SAFETY: the layout's size is not zero.
+        let start = unsafe { alloc_zeroed(layout) };
+        let start = NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout));
+        Self { start, len: bytes.0, owner }
+    }
+
+    /// Memory that `owner` keeps alive, and takes back when it is dropped.
+    ///
+    /// # Safety
+    ///
+    /// For as long as `owner` lives, `bytes` bytes from `start` are readable and writable, and
+    /// nobody else in this process refers to them but through this region. Other processes may
+    /// write to them only while this process cannot tell: between the two halves of a collective.
+    ///
+    /// # Panics
+    ///
+    /// If `start` is not a multiple of [`REGION_ALIGN`].
+    pub unsafe fn from_foreign(
+        start: NonNull<u8>,
+        bytes: Bytes,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Self {
+        assert!(start.addr().get().is_multiple_of(REGION_ALIGN), "a region at {start:p}");
+        Self { start, len: bytes.0, owner: Owner::Foreign(owner) }
+    }
+
+    /// The region's size.
+    pub fn len(&self) -> Bytes {
+        Bytes(self.len)
+    }
+
+    /// Whether the region has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Where the region starts, for telling which mapping it came from.
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// All bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the region owns `len` initialised bytes from `start` (see the constructors).
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+
+    /// The bytes of `range`, for writing. Only these are borrowed from memory, so that ranks which
+    /// share a replica may each write their own range of it.
+    ///
+    /// # Panics
+    ///
+    /// If the range ends after the region.
+    pub fn range_mut(&mut self, range: Range<usize>) -> &mut [u8] {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
+        // SAFETY: in bounds by the assertion; exclusive, as `self` is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(range.start), range.len()) }
+    }
+
+    /// All bytes, for writing.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.range_mut(0..self.len)
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if matches!(self.owner, Owner::Heap) && self.len > 0 {
+            // SAFETY: `heap` allocated this with the same layout, and nobody else frees it.
+            unsafe { dealloc(self.start.as_ptr(), heap_layout(self.len)) };
+        }
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let owner = if matches!(self.owner, Owner::Heap) { "heap" } else { "foreign" };
+        write!(f, "Region({owner}, {})", self.len())
+    }
+}
+
+fn heap_layout(len: usize) -> Layout {
+    Layout::from_size_align(len, REGION_ALIGN).expect("a region is smaller than isize::MAX")
+}
+
+fn dangling() -> NonNull<u8> {
+    NonNull::without_provenance(REGION_ALIGN.try_into().expect("the alignment is not zero"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regions_are_aligned_zeroed_and_writable() {
+        for len in [0, 1, 63, 64, 65, 4097] {
+            let mut region = Region::heap(Bytes(len));
+            assert_eq!(region.len(), Bytes(len));
+            assert_eq!(region.start().addr().get() % REGION_ALIGN, 0);
+            assert!(region.bytes().iter().all(|byte| *byte == 0));
+            region.bytes_mut().fill(7);
+            assert_eq!(region.bytes(), vec![7; len]);
+        }
+    }
+
+    #[test]
+    fn a_foreign_owner_is_dropped_with_its_region() {
+        let owner = std::sync::Arc::new(());
+        let mut memory = Region::heap(Bytes(128));
+        let start = NonNull::new(memory.bytes_mut().as_mut_ptr()).unwrap();
+        // SAFETY: `memory` outlives `region`, and is not used meanwhile.
+        let region = unsafe { Region::from_foreign(start, Bytes(64), Box::new(owner.clone())) };
+        assert_eq!(region.bytes().len(), 64);
+        drop(region);
+        assert_eq!(std::sync::Arc::strong_count(&owner), 1);
+    }
+}

@@ -1,0 +1,1 @@
+//! Optimizer update rules of the oxizero ZeRO engine
