@@ -10,6 +10,7 @@ mod error;
 mod layout;
 mod param;
 mod placement;
+mod random;
 mod schedule;
 mod units;
 
@@ -19,5 +20,6 @@ pub use error::ConfigError;
 pub use layout::{Layout, Piece};
 pub use param::{OptimGroup, ParamId, ParamSpec, UnitId};
 pub use placement::{Placement, Stage, Transition};
+pub use random::Random;
 pub use schedule::{Action, Event, Schedule};
 pub use units::{Bytes, Numel, ProcessGroup, Rank, WorldSize};
