@@ -49,6 +49,7 @@ pub struct Schedule {
     /// The order in which forward uses the units; a unit may occur more than once.
     order: Vec<UnitId>,
     position: usize,
+    direction: Direction,
     buckets: Vec<Bucket>,
     /// By bucket: its full model weights are usable.
     unsharded: Vec<bool>,
@@ -77,6 +78,7 @@ impl Schedule {
             stage,
             order,
             position: 0,
+            direction: Direction::Forward,
             unsharded: vec![stage.model() == Placement::Replicated; buckets.len()],
             ready: vec![false; buckets.len()],
             wanted: vec![false; unit_count],
@@ -120,17 +122,25 @@ impl Schedule {
         }
     }
 
-    /// Finds the use of `unit` nearest to the last one, in the direction of travel.
+    /// Finds the use of `unit` nearest to the last one, in the direction of travel. A turn, and
+    /// forward after the last use, start from the end that they leave from.
     fn advance(&mut self, unit: UnitId, direction: Direction) {
+        let Some(last) = self.order.len().checked_sub(1) else { return };
         let at = |position: &usize| self.order[*position] == unit;
-        let (from, count) = (self.position, self.order.len());
+        let turned = self.direction != direction;
         let found = match direction {
-            Direction::Forward => (from..count).find(at).or_else(|| (0..from).find(at)),
+            Direction::Forward => {
+                let from = if turned || self.position == last { 0 } else { self.position };
+                (from..=last).find(at)
+            }
             Direction::Backward => {
-                (0..count.min(from + 1)).rev().find(at).or_else(|| (from..count).rev().find(at))
+                let from = if turned { last } else { self.position };
+                (0..=from).rev().find(at)
             }
         };
-        self.position = found.unwrap_or(from);
+        self.direction = direction;
+        // A use that the order does not know is not prefetched around.
+        self.position = found.unwrap_or(self.position);
     }
 
     fn unshard(&mut self, unit: UnitId, next: Option<UnitId>, actions: &mut Vec<Action>) {
@@ -183,7 +193,7 @@ impl Schedule {
         self.ready.fill(false);
         self.reduce_end = self.buckets.len();
         self.wanted.fill(false);
-        self.position = 0;
+        (self.position, self.direction) = (0, Direction::Forward);
         if self.stage.model() == Placement::Sharded {
             for (index, unsharded) in self.unsharded.iter_mut().enumerate() {
                 if std::mem::take(unsharded) {
@@ -215,7 +225,7 @@ impl Schedule {
     }
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     Forward,
     Backward,
@@ -299,6 +309,19 @@ mod tests {
         let events = [Event::PreForward(UnitId(0)), Event::PostForward(UnitId(0))];
         let expected = [Unshard(BucketId(0)), Unshard(BucketId(1)), Reshard(BucketId(0))];
         assert_eq!(run(&mut schedule, events), expected);
+    }
+
+    #[test]
+    fn backward_prefetches_from_its_first_unit_on() {
+        let order: Vec<_> = [0, 1, 2, 0].map(UnitId).into();
+        let mut schedule = Schedule::new(Stage::Zero3, &buckets(3, Bucketing::Unit), order.clone());
+        for _ in 0..2 {
+            let forward = run(&mut schedule, micro_batch(&order)[..6].iter().copied());
+            assert_eq!(peak_unsharded(&forward).0, 1, "the head's unit is prefetched");
+            let head = run(&mut schedule, [Event::PreBackward(UnitId(0))]);
+            assert_eq!(head, [Action::Unshard(BucketId(2))]);
+            run(&mut schedule, micro_batch(&order)[7..].iter().copied());
+        }
     }
 
     #[test]
