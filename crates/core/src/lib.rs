@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod bucket;
+pub mod config;
 mod dtype;
 mod error;
 mod layout;
@@ -15,6 +16,7 @@ mod schedule;
 mod units;
 
 pub use bucket::{BucketId, BucketSpec, Bucketing, assign_buckets};
+pub use config::Config;
 pub use dtype::{DType, Precision};
 pub use error::ConfigError;
 pub use layout::{Layout, Piece};
