@@ -1,7 +1,5 @@
 //! The text, the ranks, and where results go.
 
-use std::time::Duration;
-
 use serde::{Deserialize, Serialize};
 
 use super::check;
@@ -72,15 +70,6 @@ impl DataConfig {
 }
 
 impl RunConfig {
-    /// [`deadline_seconds`](Self::deadline_seconds) as a duration.
-    ///
-    /// # Panics
-    ///
-    /// If it is negative or not finite, which `validate` refuses.
-    pub fn deadline(&self) -> Duration {
-        Duration::from_secs_f64(self.deadline_seconds)
-    }
-
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         check::path("run.folder", self.folder.as_deref())?;
         check::count("run.ranks", self.ranks, 1..=1024)?;
