@@ -1,0 +1,343 @@
+//! What a rank will hold, before anything is allocated.
+//!
+//! Resting bytes are formulas over bucket layouts. Peaks come from running the schedule over one
+//! window without tensors: what it gathers and collects at once is what the engine will.
+//! Activations, and the gradients that a framework holds before the engine takes them, are the
+//! model's own and not counted.
+
+use std::ops::Add;
+
+use crate::{
+    Action, BucketId, BucketSpec, Bytes, DType, Event, Placement, Precision, Schedule, Stage,
+    UnitId,
+};
+
+/// Bytes of one rank by what they are for. A buffer that the ranks of a host share counts in full.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RoleBytes {
+    /// Model weights at rest.
+    pub model: Bytes,
+    /// Gradient accumulators at rest.
+    pub gradients: Bytes,
+    /// Master weights; none where f32 model weights are the masters themselves.
+    pub masters: Bytes,
+    /// Optimizer states.
+    pub optimizer: Bytes,
+    /// Full model weights, gathered for forward or backward where they rest sharded.
+    pub gathered: Bytes,
+    /// Contributions of a micro-batch on their way to the accumulator.
+    pub partial: Bytes,
+}
+
+impl RoleBytes {
+    /// Every role's name and bytes.
+    pub fn roles(self) -> [(&'static str, Bytes); 6] {
+        [
+            ("model weights", self.model),
+            ("gradients", self.gradients),
+            ("master weights", self.masters),
+            ("optimizer states", self.optimizer),
+            ("gathered weights", self.gathered),
+            ("partial gradients", self.partial),
+        ]
+    }
+
+    /// The sum over roles.
+    pub fn total(self) -> Bytes {
+        self.roles().iter().map(|(_, bytes)| *bytes).sum()
+    }
+
+    /// The larger of each role.
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            model: self.model.max(other.model),
+            gradients: self.gradients.max(other.gradients),
+            masters: self.masters.max(other.masters),
+            optimizer: self.optimizer.max(other.optimizer),
+            gathered: self.gathered.max(other.gathered),
+            partial: self.partial.max(other.partial),
+        }
+    }
+}
+
+impl Add for RoleBytes {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            model: self.model + other.model,
+            gradients: self.gradients + other.gradients,
+            masters: self.masters + other.masters,
+            optimizer: self.optimizer + other.optimizer,
+            gathered: self.gathered + other.gathered,
+            partial: self.partial + other.partial,
+        }
+    }
+}
+
+/// What a plan depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct PlanInput<'a> {
+    /// What rests sharded.
+    pub stage: Stage,
+    /// The model's dtypes; a parameter of another dtype keeps its own.
+    pub precision: Precision,
+    /// Micro-batches in a window.
+    pub accumulation: usize,
+    /// f32 state tensors that the optimizer keeps a parameter.
+    pub state_count: usize,
+    /// Whether the ranks of a host hold one copy of replicated model weights.
+    pub shares_replicas: bool,
+    /// The buckets.
+    pub buckets: &'a [BucketSpec],
+    /// The order in which forward uses the units.
+    pub order: &'a [UnitId],
+}
+
+/// What one rank will hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// Between steps.
+    pub rest: RoleBytes,
+    /// The most of each role.
+    pub peak: RoleBytes,
+    /// The most of all roles at one moment, the f32 weights of the bucket that is being
+    /// initialised included.
+    pub peak_total: Bytes,
+}
+
+/// Whether f32 model weights serve as the master weights, so that no second copy is kept.
+///
+/// They do unless every rank of a host would update the one replica that they share.
+pub fn model_is_master(stage: Stage, dtype: DType, shares_replicas: bool) -> bool {
+    dtype == DType::F32 && (stage.optim() == Placement::Sharded || !shares_replicas)
+}
+
+/// The number of times a micro-batch's forward uses each bucket's units, and so the number of
+/// gradients that each of its parameters gives.
+pub fn uses(bucket: &BucketSpec, order: &[UnitId]) -> usize {
+    order.iter().filter(|unit| bucket.units.contains(unit)).count()
+}
+
+impl MemoryPlan {
+    /// Plans the bytes of every rank; shards are equal, so one plan serves all.
+    pub fn new(input: &PlanInput<'_>) -> Self {
+        let rest = input
+            .buckets
+            .iter()
+            .map(|bucket| resting(bucket, input))
+            .fold(RoleBytes::default(), Add::add);
+        let initial = input.buckets.iter().map(|bucket| full(bucket, DType::F32)).max();
+        let mut walk = Walk {
+            input,
+            live: rest,
+            peak: rest,
+            peak_total: rest.total() + initial.unwrap_or_default(),
+            uses_left: vec![0; input.buckets.len()],
+        };
+        walk.window();
+        Self { rest, peak: walk.peak, peak_total: walk.peak_total }
+    }
+}
+
+fn full(bucket: &BucketSpec, dtype: DType) -> Bytes {
+    bucket.layout.padded_numel().bytes(dtype)
+}
+
+fn resting(bucket: &BucketSpec, input: &PlanInput<'_>) -> RoleBytes {
+    let numel = |placement| match placement {
+        Placement::Sharded => bucket.layout.shard_numel(),
+        Placement::Replicated | Placement::Partial => bucket.layout.padded_numel(),
+    };
+    let model = numel(input.stage.model()).bytes(bucket.dtype);
+    if !bucket.trainable {
+        return RoleBytes { model, ..RoleBytes::default() };
+    }
+    let accumulate = input.precision.for_param(bucket.dtype).accumulate;
+    let owned = numel(input.stage.optim()).bytes(DType::F32);
+    let is_master = model_is_master(input.stage, bucket.dtype, input.shares_replicas);
+    RoleBytes {
+        model,
+        gradients: numel(input.stage.grads()).bytes(accumulate),
+        masters: if is_master { Bytes(0) } else { owned },
+        optimizer: owned * input.state_count,
+        ..RoleBytes::default()
+    }
+}
+
+/// One window, walked through without tensors.
+struct Walk<'a> {
+    input: &'a PlanInput<'a>,
+    live: RoleBytes,
+    peak: RoleBytes,
+    peak_total: Bytes,
+    /// By bucket: uses of its units in backward that are still to come.
+    uses_left: Vec<usize>,
+}
+
+impl Walk<'_> {
+    fn window(&mut self) {
+        let input = self.input;
+        let mut schedule = Schedule::new(input.stage, input.buckets, input.order.to_vec());
+        for (left, bucket) in self.uses_left.iter_mut().zip(input.buckets) {
+            *left = uses(bucket, input.order);
+        }
+        for unit in input.order {
+            self.on(&mut schedule, Event::PreForward(*unit));
+            self.on(&mut schedule, Event::PostForward(*unit));
+        }
+        for unit in input.order.iter().rev() {
+            self.on(&mut schedule, Event::PreBackward(*unit));
+            self.gradients_of(*unit, &mut schedule);
+            self.on(&mut schedule, Event::PostBackward(*unit));
+        }
+        self.on(&mut schedule, Event::BackwardEnd);
+        self.on(&mut schedule, Event::Boundary);
+    }
+
+    fn on(&mut self, schedule: &mut Schedule, event: Event) {
+        let mut actions = Vec::new();
+        schedule.on(event, &mut actions);
+        for action in actions {
+            match action {
+                Action::Unshard(id) => self.live.gathered += self.gathered(id),
+                Action::Reshard(id) => self.live.gathered = self.live.gathered - self.gathered(id),
+                Action::Reduce(id, _) => self.reduce(id),
+                Action::Update(_) | Action::Publish(_) => {}
+            }
+            self.note();
+        }
+    }
+
+    fn gradients_of(&mut self, unit: UnitId, schedule: &mut Schedule) {
+        for (index, bucket) in self.input.buckets.iter().enumerate() {
+            if !bucket.trainable || !bucket.units.contains(&unit) {
+                continue;
+            }
+            if self.uses_left[index] == uses(bucket, self.input.order) {
+                self.live.partial += self.partial(bucket);
+                self.note();
+            }
+            self.uses_left[index] -= 1;
+            if self.uses_left[index] == 0 {
+                self.on(schedule, Event::GradsReady(BucketId(index)));
+            }
+        }
+    }
+
+    fn reduce(&mut self, id: BucketId) {
+        let bucket = &self.input.buckets[id.0];
+        let precision = self.input.precision.for_param(bucket.dtype);
+        let partial = self.partial(bucket);
+        let sums = self.input.stage.grads() == Placement::Partial && self.input.accumulation > 1;
+        let wire = if sums { precision.accumulate } else { precision.reduce };
+        let collected =
+            if partial == Bytes(0) { precision.accumulate } else { self.collected(bucket) };
+        if collected != wire {
+            self.live.partial += full(bucket, wire);
+            self.note();
+            self.live.partial = self.live.partial - full(bucket, wire);
+        }
+        self.live.partial = self.live.partial - partial;
+    }
+
+    /// The dtype in which a bucket's contributions are collected.
+    fn collected(&self, bucket: &BucketSpec) -> DType {
+        let precision = self.input.precision.for_param(bucket.dtype);
+        if uses(bucket, self.input.order) == bucket.units.len() {
+            precision.reduce
+        } else {
+            precision.accumulate
+        }
+    }
+
+    fn partial(&self, bucket: &BucketSpec) -> Bytes {
+        match self.input.stage.grads() {
+            Placement::Sharded => full(bucket, self.collected(bucket)),
+            Placement::Partial | Placement::Replicated => Bytes(0),
+        }
+    }
+
+    fn gathered(&self, id: BucketId) -> Bytes {
+        let bucket = &self.input.buckets[id.0];
+        full(bucket, bucket.dtype)
+    }
+
+    fn note(&mut self) {
+        self.peak = self.peak.max(self.live);
+        self.peak_total = self.peak_total.max(self.live.total());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Bucketing, ParamSpec, WorldSize, assign_buckets};
+
+    /// Three units of 64 bf16 elements each; the first is used again by the head.
+    fn plan(stage: Stage, world_size: usize, order: &[usize], accumulation: usize) -> MemoryPlan {
+        let specs: Vec<_> = (0..3)
+            .map(|unit| ParamSpec::new(format!("p{unit}"), &[8, 8], DType::Bf16, UnitId(unit)))
+            .collect();
+        let world_size = WorldSize::new(world_size).unwrap();
+        let buckets = assign_buckets(&specs, Bucketing::Unit, world_size, Bytes(2));
+        let order: Vec<_> = order.iter().copied().map(UnitId).collect();
+        MemoryPlan::new(&PlanInput {
+            stage,
+            precision: Precision::of_model(DType::Bf16),
+            accumulation,
+            state_count: 2,
+            shares_replicas: true,
+            buckets: &buckets,
+            order: &order,
+        })
+    }
+
+    /// The table of the ZeRO paper with an f32 accumulator, by hand: 192 parameters, two ranks.
+    #[test]
+    fn each_stage_rests_on_what_the_paper_says() {
+        let rest = |stage| plan(stage, 2, &[0, 1, 2], 1).rest;
+        let by_hand = |model, gradients, owned| RoleBytes {
+            model: Bytes(model),
+            gradients: Bytes(gradients),
+            masters: Bytes(owned),
+            optimizer: Bytes(2 * owned),
+            ..RoleBytes::default()
+        };
+        assert_eq!(rest(Stage::Zero0), by_hand(384, 768, 768));
+        assert_eq!(rest(Stage::Zero1), by_hand(384, 768, 384));
+        assert_eq!(rest(Stage::Zero2), by_hand(384, 384, 384));
+        assert_eq!(rest(Stage::Zero3), by_hand(192, 384, 384));
+    }
+
+    #[test]
+    fn stage_3_gathers_two_units_and_collects_one() {
+        let peak = plan(Stage::Zero3, 2, &[0, 1, 2], 4).peak;
+        assert_eq!(peak.gathered, Bytes(2 * 128));
+        assert_eq!(peak.partial, Bytes(128));
+    }
+
+    /// A tied unit collects in f32 over the whole backward, beside one other unit, and is cast.
+    #[test]
+    fn a_tied_unit_is_collected_over_the_whole_backward() {
+        let peak = plan(Stage::Zero2, 2, &[0, 1, 2, 0], 1).peak;
+        assert_eq!(peak.partial, Bytes(256 + 128));
+        assert_eq!(peak.gathered, Bytes(0));
+    }
+
+    #[test]
+    fn a_window_of_one_micro_batch_is_cast_to_the_wire_in_stages_0_and_1() {
+        for stage in [Stage::Zero0, Stage::Zero1] {
+            assert_eq!(plan(stage, 2, &[0, 1, 2], 1).peak.partial, Bytes(128));
+            assert_eq!(plan(stage, 2, &[0, 1, 2], 2).peak.partial, Bytes(0));
+        }
+    }
+
+    #[test]
+    fn f32_weights_are_their_own_masters_where_one_rank_updates_them() {
+        assert!(model_is_master(Stage::Zero3, DType::F32, true));
+        assert!(model_is_master(Stage::Zero0, DType::F32, false));
+        assert!(!model_is_master(Stage::Zero0, DType::F32, true));
+        assert!(!model_is_master(Stage::Zero3, DType::Bf16, true));
+    }
+}
