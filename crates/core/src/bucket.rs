@@ -37,6 +37,8 @@ pub struct BucketSpec {
     pub dtype: DType,
     /// Whether the parameters are trained; buckets do not mix trained and frozen ones.
     pub trainable: bool,
+    /// The most gradients that one of the parameters gives in a micro-batch.
+    pub contributions: usize,
     /// The element ranges.
     pub layout: Layout,
 }
@@ -96,10 +98,11 @@ fn bucket_of(
     let mut units: Vec<UnitId> = params.iter().map(|param| of(param).unit).collect();
     units.sort_unstable();
     units.dedup();
+    let contributions = params.iter().map(|param| of(param).contributions).max().unwrap_or(0);
     let numels: Vec<Numel> = params.iter().map(|param| of(param).numel()).collect();
     let align = Numel(align_bytes.numel(dtype).0.max(1));
     let layout = Layout::new(&numels, world_size, align);
-    BucketSpec { params, units, dtype, trainable, layout }
+    BucketSpec { params, units, dtype, trainable, contributions, layout }
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ pub use layout::{Layout, Piece};
 pub use loss_scale::LossScale;
 pub use param::{OptimGroup, ParamId, ParamSpec, UnitId};
 pub use placement::{Placement, Stage, Transition};
-pub use plan::{MemoryPlan, PlanInput, RoleBytes, model_is_master, uses};
+pub use plan::{MemoryPlan, PlanInput, RoleBytes, model_is_master};
 pub use random::Random;
 pub use schedule::{Action, Event, Schedule};
 pub use units::{Bytes, Numel, ProcessGroup, Rank, WorldSize};

@@ -113,12 +113,6 @@ pub fn model_is_master(stage: Stage, dtype: DType, shares_replicas: bool) -> boo
     dtype == DType::F32 && (stage.optim() == Placement::Sharded || !shares_replicas)
 }
 
-/// The number of times a micro-batch's forward uses each bucket's units, and so the number of
-/// gradients that each of its parameters gives.
-pub fn uses(bucket: &BucketSpec, order: &[UnitId]) -> usize {
-    order.iter().filter(|unit| bucket.units.contains(unit)).count()
-}
-
 impl MemoryPlan {
     /// Plans the bytes of every rank; shards are equal, so one plan serves all.
     pub fn new(input: &PlanInput<'_>) -> Self {
@@ -138,6 +132,11 @@ impl MemoryPlan {
         walk.window();
         Self { rest, peak: walk.peak, peak_total: walk.peak_total }
     }
+}
+
+/// How often a micro-batch's backward comes to one of the bucket's units.
+fn uses(bucket: &BucketSpec, order: &[UnitId]) -> usize {
+    order.iter().filter(|unit| bucket.units.contains(unit)).count()
 }
 
 fn full(bucket: &BucketSpec, dtype: DType) -> Bytes {
@@ -244,11 +243,7 @@ impl Walk<'_> {
     /// The dtype in which a bucket's contributions are collected.
     fn collected(&self, bucket: &BucketSpec) -> DType {
         let precision = self.input.precision.for_param(bucket.dtype);
-        if uses(bucket, self.input.order) == bucket.units.len() {
-            precision.reduce
-        } else {
-            precision.accumulate
-        }
+        if bucket.contributions == 1 { precision.reduce } else { precision.accumulate }
     }
 
     fn partial(&self, bucket: &BucketSpec) -> Bytes {
@@ -276,9 +271,11 @@ mod tests {
 
     /// Three units of 64 bf16 elements each; the first is used again by the head.
     fn plan(stage: Stage, world_size: usize, order: &[usize], accumulation: usize) -> MemoryPlan {
-        let specs: Vec<_> = (0..3)
-            .map(|unit| ParamSpec::new(format!("p{unit}"), &[8, 8], DType::Bf16, UnitId(unit)))
-            .collect();
+        let spec = |unit| ParamSpec {
+            contributions: order.iter().filter(|used| **used == unit).count(),
+            ..ParamSpec::new(format!("p{unit}"), &[8, 8], DType::Bf16, UnitId(unit))
+        };
+        let specs: Vec<_> = (0..3).map(spec).collect();
         let world_size = WorldSize::new(world_size).unwrap();
         let buckets = assign_buckets(&specs, Bucketing::Unit, world_size, Bytes(2));
         let order: Vec<_> = order.iter().copied().map(UnitId).collect();
