@@ -1,0 +1,87 @@
+//! From one dtype to another.
+
+use half::bf16;
+use half::slice::HalfFloatSliceExt;
+
+use super::{BLOCK, blocks};
+use crate::{View, ViewMut};
+
+/// Copies `source` into `target`, rounding to nearest even where the target is narrower.
+///
+/// Between equal dtypes the bits are copied. Else a NaN stays a NaN of the same sign, made quiet;
+/// what is too large becomes infinite.
+///
+/// # Panics
+///
+/// If the lengths differ.
+pub fn cast(source: View<'_>, target: ViewMut<'_>) {
+    assert_eq!(source.numel(), target.as_view().numel(), "a cast between different lengths");
+    match (source, target) {
+        (View::F32(source), ViewMut::F32(target)) => target.copy_from_slice(source),
+        (View::Bf16(source), ViewMut::Bf16(target)) => target.copy_from_slice(source),
+        (View::F16(source), ViewMut::F16(target)) => target.copy_from_slice(source),
+        (source, ViewMut::F32(target)) => widen(source, target),
+        (View::F32(source), target) => narrow(source, target),
+        (source, mut target) => {
+            let mut wide = [0.0; BLOCK];
+            for block in blocks(source.numel().0) {
+                let wide = &mut wide[..block.len()];
+                widen(source.range(block.clone()), wide);
+                narrow(wide, target.reborrow().range(block));
+            }
+        }
+    }
+}
+
+/// The elements as f32: where they lie, or widened into the front of `scratch`.
+pub(super) fn as_f32<'a>(source: View<'a>, scratch: &'a mut [f32]) -> &'a [f32] {
+    if let View::F32(values) = source {
+        return values;
+    }
+    let wide = &mut scratch[..source.numel().0];
+    widen(source, wide);
+    wide
+}
+
+/// Writes the elements as f32; exact.
+pub(super) fn widen(source: View<'_>, target: &mut [f32]) {
+    match source {
+        View::F32(source) => target.copy_from_slice(source),
+        View::Bf16(source) => {
+            for (target, source) in target.iter_mut().zip(source) {
+                *target = bf16_to_f32(*source);
+            }
+        }
+        View::F16(source) => source.convert_to_f32_slice(target),
+    }
+}
+
+/// Rounds to nearest even into the target's dtype.
+pub(super) fn narrow(source: &[f32], target: ViewMut<'_>) {
+    match target {
+        ViewMut::F32(target) => target.copy_from_slice(source),
+        ViewMut::Bf16(target) => {
+            for (target, source) in target.iter_mut().zip(source) {
+                *target = f32_to_bf16(*source);
+            }
+        }
+        ViewMut::F16(target) => target.convert_from_f32_slice(source),
+    }
+}
+
+/// Equals [`bf16::to_f32`], with a select in place of its branch, so that loops vectorise.
+fn bf16_to_f32(value: bf16) -> f32 {
+    let bits = u32::from(value.to_bits()) << 16;
+    let quiet = if bits & 0x7FFF_FFFF > 0x7F80_0000 { 0x0040_0000 } else { 0 };
+    f32::from_bits(bits | quiet)
+}
+
+/// Equals [`bf16::from_f32`], with a select in place of its branches, so that loops vectorise.
+fn f32_to_bf16(value: f32) -> bf16 {
+    let bits = value.to_bits();
+    // Half a unit in the last place, less one where the kept part is even: ties go to even.
+    let rounded = bits.wrapping_add(0x7FFF + (bits >> 16 & 1));
+    let quiet = bits | 0x0040_0000;
+    let is_nan = bits & 0x7FFF_FFFF > 0x7F80_0000;
+    bf16::from_bits(((if is_nan { quiet } else { rounded }) >> 16) as u16)
+}

@@ -1,0 +1,72 @@
+//! Division, and the sum of squares that a norm is made of.
+
+use super::cast::{as_f32, narrow, widen};
+use super::{BLOCK, blocks};
+use crate::{View, ViewMut};
+
+/// Partial sums of squares that run beside each other, so that additions need not wait for the one
+/// before.
+const LANES: usize = 16;
+const _: () = assert!(BLOCK.is_multiple_of(LANES), "a block starts at the first lane");
+
+/// What one pass over a gradient found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Squares {
+    /// The sum of the squares of the divided elements, in f64.
+    ///
+    /// Element `i` is added, in order, to lane `i % 16`; then the lanes are added from the first to
+    /// the last. The sum depends on the elements alone, not on where they lie or who computes.
+    pub sum: f64,
+    /// Whether every divided element is finite.
+    pub finite: bool,
+}
+
+/// Divides each element by `divisor` in registers, and returns the squares of the quotients.
+pub fn divided_squares(grad: View<'_>, divisor: f32) -> Squares {
+    let mut lanes = [0.0; LANES];
+    let mut wide = [0.0; BLOCK];
+    for block in blocks(grad.numel().0) {
+        add_squares(as_f32(grad.range(block), &mut wide), divisor, &mut lanes);
+    }
+    let sum = lanes.iter().sum::<f64>();
+    // The square of the largest f32 is 2^256, so a sum of squares in f64 overflows only after 2^768
+    // of them; it is infinite or NaN only if a quotient was.
+    Squares { sum, finite: sum.is_finite() }
+}
+
+fn add_squares(values: &[f32], divisor: f32, lanes: &mut [f64; LANES]) {
+    let (rows, rest) = values.as_chunks::<LANES>();
+    for row in rows {
+        for (lane, value) in lanes.iter_mut().zip(row) {
+            *lane += square(value / divisor);
+        }
+    }
+    for (lane, value) in lanes.iter_mut().zip(rest) {
+        *lane += square(value / divisor);
+    }
+}
+
+/// Exact: an f32 has 24 significant bits, and an f64 has 53.
+fn square(value: f32) -> f64 {
+    f64::from(value) * f64::from(value)
+}
+
+/// Divides each element by `divisor` where it lies, rounding once to `grad`'s dtype.
+pub fn divide(mut grad: ViewMut<'_>, divisor: f32) {
+    if let ViewMut::F32(values) = grad {
+        return divide_each(values, divisor);
+    }
+    let mut wide = [0.0; BLOCK];
+    for block in blocks(grad.as_view().numel().0) {
+        let wide = &mut wide[..block.len()];
+        widen(grad.as_view().range(block.clone()), wide);
+        divide_each(wide, divisor);
+        narrow(wide, grad.reborrow().range(block));
+    }
+}
+
+fn divide_each(values: &mut [f32], divisor: f32) {
+    for value in values {
+        *value /= divisor;
+    }
+}
