@@ -55,7 +55,9 @@ pub trait Communicator: Send + Sync {
     /// Returns when every rank has called it.
     fn barrier(&self) -> Result<(), CommError>;
 
-    /// The communicator of a group of this group's ranks; a collective call of the members.
+    /// The communicator of some of this group's ranks; a collective call of the members.
+    ///
+    /// `group` numbers its members as the world does; in the new communicator they count from 0.
     fn split(&self, group: &ProcessGroup) -> Result<Box<dyn Communicator>, CommError>;
 
     /// Makes every operation of every rank fail with [`CommError::Aborted`], now and later.
@@ -63,6 +65,9 @@ pub trait Communicator: Send + Sync {
 
     /// What this rank has asked for so far.
     fn traffic(&self) -> Traffic;
+
+    /// What this rank's process holds of shared memory; nothing where `alloc` is heap memory.
+    fn allocated(&self) -> Allocated;
 }
 
 /// The operands of a reduce-scatter; they come back with the handle.
@@ -90,10 +95,20 @@ pub enum ReduceTarget {
 pub struct Traffic {
     /// Collectives that moved tensors.
     pub collectives: usize,
-    /// Bytes of other ranks that this rank read, in the dtype that travelled.
+    /// Bytes of other ranks that this rank read, in the dtype that travelled; none where the ranks
+    /// share the memory.
     pub bytes: Bytes,
     /// Small exchanges and barriers.
     pub exchanges: usize,
+}
+
+/// Shared memory that one process holds, by what it asked for; sizes as asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Allocated {
+    /// Regions of [`Communicator::alloc`] that are alive.
+    pub own: Bytes,
+    /// Regions of [`Communicator::alloc_replica`] that are alive, in full, though shared.
+    pub replicas: Bytes,
 }
 
 impl std::ops::Sub for Traffic {

@@ -4,16 +4,22 @@ use std::time::Duration;
 
 use oxizero_core::{ProcessGroup, Rank};
 
-/// A collective that did not complete. All of them are final for the group.
+/// A collective that did not complete.
+///
+/// Ranks are numbered as in the world, in sub-groups too. `Misuse` and `NotInGroup` are found
+/// before anything is sent, and leave the group as it was; every other error is final: later
+/// operations fail likewise.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommError {
     /// Another rank's process or thread ended.
-    #[error("rank {rank} ended while the others were {during}; look at its output for the reason")]
+    #[error(
+        "rank {rank} ended while others waited for it in {during}; look at its output for the reason"
+    )]
     PeerDead {
         /// The rank that ended.
         rank: Rank,
-        /// What this rank was waiting for.
+        /// The operation that this rank was in.
         during: String,
     },
     /// A rank did not come in time.
@@ -24,9 +30,9 @@ pub enum CommError {
     Timeout {
         /// The rank that did not come.
         rank: Rank,
-        /// What this rank was waiting for.
+        /// The operation that this rank was in.
         during: String,
-        /// How long it waited.
+        /// How long a rank waits.
         deadline: Duration,
     },
     /// Two ranks asked for different operations at the same place in their order.

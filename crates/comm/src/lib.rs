@@ -1,11 +1,22 @@
 //! Collectives over a process group: the trait, and the back ends for ranks on one machine.
 //!
-//! This crate knows no buckets, parameters or stages of training.
+//! Every collective is written once, over a small internal trait that says how ranks meet; the
+//! back ends implement that trait and nothing else. This crate knows no buckets, parameters or
+//! stages of training.
 
 mod communicator;
 mod error;
+mod group;
 mod handle;
+mod operation;
+mod redistribute;
+pub mod threads;
+mod transport;
 
-pub use communicator::{Communicator, ReduceScatter, ReduceTarget, Traffic};
+pub use communicator::{Allocated, Communicator, ReduceScatter, ReduceTarget, Traffic};
 pub use error::CommError;
 pub use handle::Handle;
+pub use redistribute::redistribute;
+
+/// How long a rank waits for another by default. Long, since rank 0 may evaluate alone.
+pub const DEFAULT_DEADLINE: std::time::Duration = std::time::Duration::from_secs(600);

@@ -1,0 +1,354 @@
+//! The collectives, written once over a [`Transport`].
+
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use oxizero_core::{Bytes, DType, Numel, ProcessGroup, Rank, WorldSize};
+use oxizero_device::kernels::{Combine, tree_sum};
+use oxizero_device::{Buffer, Region, View, ViewMut};
+
+use crate::operation::{Kind, Operation};
+use crate::transport::{Offer, Peers, Transport};
+use crate::{Allocated, CommError, Communicator, Handle, ReduceScatter, ReduceTarget, Traffic};
+
+/// One rank's communicator. Operations run when they are issued, on the calling thread.
+pub(crate) struct Group<T> {
+    transport: T,
+    /// Held during an operation, so that one rank's threads cannot mix theirs.
+    calls: Mutex<Calls>,
+    traffic: Mutex<Traffic>,
+}
+
+#[derive(Default)]
+struct Calls {
+    count: u64,
+    failure: Option<CommError>,
+}
+
+/// So much of an in-place sum is set aside at a time: it stays in the first-level cache.
+const SCRATCH: Bytes = Bytes(16 << 10);
+
+impl<T: Transport> Group<T> {
+    pub(crate) fn new(transport: T) -> Self {
+        Self { transport, calls: Mutex::default(), traffic: Mutex::default() }
+    }
+
+    /// Runs the group's next operation; an error is final.
+    fn run<R>(
+        &self,
+        kind: Kind,
+        dtype: Option<DType>,
+        numel: Numel,
+        deed: impl FnOnce(&Operation) -> Result<R, CommError>,
+    ) -> Result<R, CommError> {
+        let mut calls = lock(&self.calls);
+        if let Some(failure) = &calls.failure {
+            return Err(failure.clone());
+        }
+        calls.count += 1;
+        let result = deed(&Operation { sequence: calls.count, kind, dtype, numel });
+        calls.failure = result.as_ref().err().cloned();
+        result
+    }
+
+    fn others(&self) -> impl Iterator<Item = Rank> {
+        let rank = self.rank();
+        self.world_size().ranks().filter(move |other| *other != rank)
+    }
+
+    fn count_collective(&self, bytes: Bytes) {
+        let mut traffic = lock(&self.traffic);
+        traffic.collectives += 1;
+        traffic.bytes += bytes;
+    }
+
+    /// The bytes of member `rank`'s shard of a buffer of so many bytes.
+    fn shard(&self, bytes: Bytes, rank: Rank) -> Range<usize> {
+        let shard = bytes.0 / self.world_size().get();
+        rank.0 * shard..(rank.0 + 1) * shard
+    }
+
+    fn sum(
+        &self,
+        operation: &Operation,
+        mut op: ReduceScatter,
+    ) -> Result<ReduceScatter, CommError> {
+        let dtype = op.partial.dtype();
+        let all = 0..op.partial.len().0;
+        let shard = self.shard(op.partial.len(), self.rank());
+        let elements = shard.start / dtype.size()..shard.end / dtype.size();
+        let ReduceScatter { partial, target } = &mut op;
+        let mut read = |own: &mut Region, peers: &dyn Peers| {
+            let (sum, combine) = match target {
+                ReduceTarget::InPlace => {
+                    return self.sum_in_place(own, shard.clone(), dtype, peers);
+                }
+                ReduceTarget::Shard(buffer, combine) => (buffer.view_mut(), *combine),
+                ReduceTarget::ShardOf(buffer) => {
+                    (buffer.range_mut(elements.clone()), Combine::Assign)
+                }
+            };
+            let own = View::of_bytes(&own.bytes()[shard.clone()], dtype);
+            tree_sum(&self.inputs(own, peers, &shard), sum, combine);
+        };
+        self.transport.meet(
+            operation,
+            Offer { region: partial.region_mut(), range: all },
+            &mut read,
+        )?;
+        self.count_collective(Bytes(shard.len()) * (self.world_size().get() - 1));
+        Ok(op)
+    }
+
+    /// Sums over `shard` of this rank's own contribution, which no other rank reads. What is about
+    /// to be overwritten is set aside, a piece at a time, as a sum may not write to its inputs.
+    fn sum_in_place(&self, own: &mut Region, shard: Range<usize>, dtype: DType, peers: &dyn Peers) {
+        let mut aside = Region::heap(Bytes(shard.len().min(SCRATCH.0)));
+        for start in shard.clone().step_by(SCRATCH.0) {
+            let piece = start..shard.end.min(start + SCRATCH.0);
+            aside.range_mut(0..piece.len()).copy_from_slice(&own.bytes()[piece.clone()]);
+            let before = View::of_bytes(&aside.bytes()[..piece.len()], dtype);
+            let inputs = self.inputs(before, peers, &piece);
+            tree_sum(&inputs, ViewMut::of_bytes(own.range_mut(piece), dtype), Combine::Assign);
+        }
+    }
+
+    /// Every rank's elements of `range`, in rank order.
+    fn inputs<'a>(
+        &self,
+        own: View<'a>,
+        peers: &'a dyn Peers,
+        range: &Range<usize>,
+    ) -> Vec<View<'a>> {
+        let input = |rank| match rank == self.rank() {
+            true => own,
+            false => View::of_bytes(peers.bytes(rank, range.clone()), own.dtype()),
+        };
+        self.world_size().ranks().map(input).collect()
+    }
+
+    /// Copies every other rank's shard into `full`, but those that lie there already; returns how
+    /// much was copied.
+    fn gather(&self, full: &mut Region, peers: &dyn Peers) -> Bytes {
+        let mut copied = Bytes(0);
+        for rank in self.others() {
+            let shard = self.shard(full.len(), rank);
+            copied += copy(peers, rank, full, shard);
+        }
+        copied
+    }
+}
+
+impl<T: Transport> Communicator for Group<T> {
+    fn rank(&self) -> Rank {
+        self.transport.rank()
+    }
+
+    fn world_size(&self) -> WorldSize {
+        self.transport.members().size()
+    }
+
+    fn alloc(&self, bytes: Bytes) -> Result<Region, CommError> {
+        self.transport.alloc(bytes)
+    }
+
+    fn alloc_replica(&self, bytes: Bytes) -> Result<Region, CommError> {
+        let deed = |operation: &Operation| self.transport.alloc_replica(operation);
+        self.run(Kind::AllocReplica, None, Numel(bytes.0), deed)
+    }
+
+    fn shares_replicas(&self) -> bool {
+        self.transport.shares_replicas()
+    }
+
+    fn reduce_scatter(&self, op: ReduceScatter) -> Result<Handle<ReduceScatter>, CommError> {
+        check_reduce_scatter(&op, self.world_size())?;
+        let (dtype, numel) = (op.partial.dtype(), op.partial.numel());
+        let deed = |operation: &Operation| self.sum(operation, op);
+        Ok(Handle::done(self.run(Kind::ReduceScatter, Some(dtype), numel, deed)))
+    }
+
+    fn all_gather(&self, mut full: Buffer) -> Result<Handle<Buffer>, CommError> {
+        check_shards("all-gather", full.numel(), self.world_size())?;
+        let (dtype, numel) = (full.dtype(), full.numel());
+        let deed = |operation: &Operation| {
+            let range = self.shard(full.len(), self.rank());
+            let mut copied = Bytes(0);
+            let mut read = |own: &mut Region, peers: &dyn Peers| copied = self.gather(own, peers);
+            self.transport.meet(
+                operation,
+                Offer { region: full.region_mut(), range },
+                &mut read,
+            )?;
+            self.count_collective(copied);
+            Ok(full)
+        };
+        Ok(Handle::done(self.run(Kind::AllGather, Some(dtype), numel, deed)))
+    }
+
+    fn all_gather_into(
+        &self,
+        mut shard: Buffer,
+        mut full: Buffer,
+    ) -> Result<Handle<(Buffer, Buffer)>, CommError> {
+        check_gather_into(&shard, &full, self.world_size())?;
+        let (dtype, numel) = (full.dtype(), full.numel());
+        let deed = |operation: &Operation| {
+            let range = 0..shard.len().0;
+            let target = self.shard(full.len(), self.rank());
+            let mut copied = Bytes(0);
+            let mut read = |own: &mut Region, peers: &dyn Peers| {
+                full.region_mut().range_mut(target.clone()).copy_from_slice(own.bytes());
+                copied = self.gather(full.region_mut(), peers);
+            };
+            self.transport.meet(
+                operation,
+                Offer { region: shard.region_mut(), range },
+                &mut read,
+            )?;
+            self.count_collective(copied);
+            Ok((shard, full))
+        };
+        Ok(Handle::done(self.run(Kind::AllGather, Some(dtype), numel, deed)))
+    }
+
+    fn broadcast(&self, mut buffer: Buffer, root: Rank) -> Result<Handle<Buffer>, CommError> {
+        if root.0 >= self.world_size().get() {
+            return Err(misuse("broadcast", format!("no rank {root} of {}", self.world_size())));
+        }
+        let (dtype, numel) = (buffer.dtype(), buffer.numel());
+        let deed = |operation: &Operation| {
+            let all = 0..buffer.len().0;
+            let range = if root == self.rank() { all.clone() } else { 0..0 };
+            let mut copied = Bytes(0);
+            let mut read = |own: &mut Region, peers: &dyn Peers| {
+                if root != self.rank() {
+                    copied = copy(peers, root, own, all.clone());
+                }
+            };
+            let offer = Offer { region: buffer.region_mut(), range };
+            self.transport.meet(operation, offer, &mut read)?;
+            self.count_collective(copied);
+            Ok(buffer)
+        };
+        Ok(Handle::done(self.run(Kind::Broadcast { root }, Some(dtype), numel, deed)))
+    }
+
+    fn exchange(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
+        self.run(Kind::Exchange, None, Numel(bytes.len()), |operation| {
+            let mut region = Region::heap(Bytes(bytes.len()));
+            region.bytes_mut().copy_from_slice(bytes);
+            let mut all = vec![bytes.to_vec(); self.world_size().get()];
+            let mut read = |_: &mut Region, peers: &dyn Peers| {
+                for rank in self.others() {
+                    all[rank.0].copy_from_slice(peers.bytes(rank, 0..bytes.len()));
+                }
+            };
+            let offer = Offer { region: &mut region, range: 0..bytes.len() };
+            self.transport.meet(operation, offer, &mut read)?;
+            lock(&self.traffic).exchanges += 1;
+            Ok(all)
+        })
+    }
+
+    fn barrier(&self) -> Result<(), CommError> {
+        self.run(Kind::Barrier, None, Numel(0), |operation| {
+            let offer = Offer { region: &mut Region::heap(Bytes(0)), range: 0..0 };
+            self.transport.meet(operation, offer, &mut |_, _| {})?;
+            lock(&self.traffic).exchanges += 1;
+            Ok(())
+        })
+    }
+
+    fn split(&self, group: &ProcessGroup) -> Result<Box<dyn Communicator>, CommError> {
+        let members = self.transport.members();
+        let me = members.ranks()[self.rank().0];
+        if group.rank_of(me).is_none() {
+            return Err(CommError::NotInGroup { rank: me, group: group.clone() });
+        }
+        if let Some(stranger) = group.ranks().iter().find(|rank| members.rank_of(**rank).is_none())
+        {
+            let problem = format!("rank {stranger} is not in the group that is split");
+            return Err(misuse("split", problem));
+        }
+        let split = Self::new(self.transport.split(group)?);
+        split.barrier()?;
+        *lock(&split.traffic) = Traffic::default();
+        Ok(Box::new(split))
+    }
+
+    fn abort(&self, why: &str) {
+        self.transport.abort(why);
+    }
+
+    fn traffic(&self) -> Traffic {
+        *lock(&self.traffic)
+    }
+
+    fn allocated(&self) -> Allocated {
+        self.transport.allocated()
+    }
+}
+
+/// Copies what `rank` offers over `range` of `target`, unless it lies there; returns how much.
+fn copy(peers: &dyn Peers, rank: Rank, target: &mut Region, range: Range<usize>) -> Bytes {
+    if range.is_empty() || peers.lies_at(rank, target.start().addr().get() + range.start) {
+        return Bytes(0);
+    }
+    target.range_mut(range.clone()).copy_from_slice(peers.bytes(rank, 0..range.len()));
+    Bytes(range.len())
+}
+
+fn check_reduce_scatter(op: &ReduceScatter, world_size: WorldSize) -> Result<(), CommError> {
+    let numel = op.partial.numel();
+    check_shards("reduce-scatter", numel, world_size)?;
+    let (got, expected) = match &op.target {
+        ReduceTarget::InPlace => return Ok(()),
+        ReduceTarget::Shard(shard, _) => (shard.numel(), Numel(numel.0 / world_size.get())),
+        ReduceTarget::ShardOf(full) => (full.numel(), numel),
+    };
+    if got != expected {
+        let problem = format!("the target has {got} elements; {expected} fit this operation");
+        return Err(misuse("reduce-scatter", problem));
+    }
+    Ok(())
+}
+
+fn check_gather_into(
+    shard: &Buffer,
+    full: &Buffer,
+    world_size: WorldSize,
+) -> Result<(), CommError> {
+    let expected = shard.numel() * world_size.get();
+    if shard.dtype() != full.dtype() || expected != full.numel() {
+        let problem = format!(
+            "{world_size} shards of {} {} do not make {} {}",
+            shard.numel(),
+            shard.dtype(),
+            full.numel(),
+            full.dtype()
+        );
+        return Err(misuse("all-gather", problem));
+    }
+    Ok(())
+}
+
+fn check_shards(
+    operation: &'static str,
+    numel: Numel,
+    world_size: WorldSize,
+) -> Result<(), CommError> {
+    if numel.0.is_multiple_of(world_size.get()) {
+        return Ok(());
+    }
+    let problem = format!("{numel} elements do not fall into {world_size} equal shards; pad them");
+    Err(misuse(operation, problem))
+}
+
+fn misuse(operation: &'static str, problem: String) -> CommError {
+    CommError::Misuse { operation, problem }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

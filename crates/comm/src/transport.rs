@@ -1,0 +1,88 @@
+//! How ranks meet. A back end implements [`Transport`]; the collectives are built on it.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use oxizero_core::{Bytes, ProcessGroup, Rank};
+use oxizero_device::Region;
+
+use crate::operation::Operation;
+use crate::{Allocated, CommError};
+
+/// One rank's end of a process group.
+pub(crate) trait Transport: Send + Sync + Sized + 'static {
+    /// The members, by their numbers in the world.
+    fn members(&self) -> &ProcessGroup;
+
+    /// This rank's place among the members.
+    fn rank(&self) -> Rank;
+
+    /// Posts `operation` and `offer`, waits until every member has posted, compares, calls `read`
+    /// once, and waits until every member has read.
+    ///
+    /// `read` is given the offer's region back. It may write to those bytes of it that no other
+    /// member reads in this operation.
+    fn meet(
+        &self,
+        operation: &Operation,
+        offer: Offer<'_>,
+        read: &mut dyn FnMut(&mut Region, &dyn Peers),
+    ) -> Result<(), CommError>;
+
+    /// See [`Communicator::alloc`](crate::Communicator::alloc).
+    fn alloc(&self, bytes: Bytes) -> Result<Region, CommError>;
+
+    /// Meets the other members for `operation`, whose numel is the size in bytes.
+    fn alloc_replica(&self, operation: &Operation) -> Result<Region, CommError>;
+
+    /// See [`Communicator::shares_replicas`](crate::Communicator::shares_replicas).
+    fn shares_replicas(&self) -> bool;
+
+    /// This rank's end of a new group; every member of `group`, which this rank is in, calls it.
+    fn split(&self, group: &ProcessGroup) -> Result<Self, CommError>;
+
+    /// See [`Communicator::abort`](crate::Communicator::abort).
+    fn abort(&self, why: &str);
+
+    /// See [`Communicator::allocated`](crate::Communicator::allocated).
+    fn allocated(&self) -> Allocated;
+}
+
+/// The bytes that the other members may read during one operation.
+pub(crate) struct Offer<'a> {
+    pub(crate) region: &'a mut Region,
+    pub(crate) range: Range<usize>,
+}
+
+/// What the other members offer.
+pub(crate) trait Peers {
+    /// The bytes of `range` of what `rank`, another member, offers; on a multiple of 64 bytes
+    /// where the offer and the range start on one.
+    fn bytes(&self, rank: Rank, range: Range<usize>) -> &[u8];
+
+    /// Whether what `rank` offers starts at this very address: then there is nothing to copy.
+    fn lies_at(&self, rank: Rank, address: usize) -> bool;
+}
+
+/// Why no operation of any group of this world can complete any more. The first cause stays.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// A rank's process or thread ended.
+    Dead(Rank),
+    /// A rank let the deadline pass.
+    Late(Rank),
+    /// A rank gave up, and said why.
+    Aborted(Rank, String),
+}
+
+impl Failure {
+    /// The error of a rank that is in `operation`.
+    pub(crate) fn error(&self, operation: &Operation, deadline: Duration) -> CommError {
+        let during = operation.to_string();
+        match self.clone() {
+            Self::Dead(rank) => CommError::PeerDead { rank, during },
+            Self::Late(rank) => CommError::Timeout { rank, during, deadline },
+            Self::Aborted(rank, why) => CommError::Aborted { rank, why },
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! What every back end promises, run on each of them with the same cases.
+#![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
+
+mod cases;
+mod data;
+mod failures;
+
+use std::time::Duration;
+
+use oxizero_comm::{CommError, Communicator, threads};
+use oxizero_core::{Rank, WorldSize};
+
+/// What one rank does in a test; it fails by a panic.
+type Case = fn(Box<dyn Communicator>);
+
+const WORLDS: std::ops::RangeInclusive<usize> = 1..=5;
+
+/// Long enough for a busy machine; what hangs fails the test.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+macro_rules! conformance {
+    ($($module:ident::$name:ident),* $(,)?) => {
+        mod on_threads {
+            $(#[test] fn $name() { super::in_threads(super::$module::$name); })*
+        }
+    };
+}
+
+conformance! {
+    cases::sums_equal_a_plain_loop,
+    cases::sums_are_trees_in_rank_order,
+    cases::gathers_complete_every_buffer,
+    cases::replicas_hold_every_shard,
+    cases::broadcasts_come_from_each_root,
+    cases::exchanges_are_in_rank_order,
+    cases::traffic_is_counted,
+    cases::groups_work_apart,
+    cases::memory_is_zeroed_whenever_it_is_handed_out,
+    failures::mismatches_name_both_sides,
+    failures::misuse_is_refused_and_harmless,
+    failures::an_abort_reaches_every_rank,
+    failures::a_rank_that_leaves_is_named_by_those_who_wait,
+    failures::leaving_early_harms_nobody_who_does_not_wait,
+}
+
+fn in_threads(case: Case) {
+    for size in WORLDS {
+        let world = threads::group_with_deadline(WorldSize::new(size).unwrap(), DEADLINE);
+        std::thread::scope(|scope| {
+            for communicator in world {
+                scope.spawn(move || case(communicator));
+            }
+        });
+    }
+}
+
+#[test]
+fn a_thread_that_is_late_is_named() {
+    let deadline = Duration::from_millis(100);
+    let mut world = threads::group_with_deadline(WorldSize::new(3).unwrap(), deadline);
+    let busy = world.remove(1);
+    std::thread::scope(|scope| {
+        for comm in &world {
+            scope.spawn(move || match comm.barrier() {
+                Err(CommError::Timeout { rank, deadline: allowed, .. }) => {
+                    assert_eq!((rank, allowed), (Rank(1), deadline));
+                }
+                result => panic!("{result:?} instead of a timeout"),
+            });
+        }
+    });
+    assert!(matches!(busy.barrier(), Err(CommError::Timeout { rank: Rank(1), .. })));
+}
+
+#[test]
+fn a_thread_that_panics_is_named() {
+    let mut world = threads::group_with_deadline(WorldSize::new(3).unwrap(), DEADLINE);
+    let broken = world.remove(2);
+    std::thread::scope(|scope| {
+        let waiting: Vec<_> =
+            world.iter().map(|comm| scope.spawn(|| comm.exchange(&[1]))).collect();
+        let panics = scope.spawn(move || {
+            let _held = broken;
+            panic!("planned by the test");
+        });
+        assert!(panics.join().is_err());
+        for result in waiting.into_iter().map(|thread| thread.join().unwrap()) {
+            assert!(matches!(result, Err(CommError::PeerDead { rank: Rank(2), .. })), "{result:?}");
+        }
+    });
+}
