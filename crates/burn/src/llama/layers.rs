@@ -1,0 +1,116 @@
+//! The layers of the model, with parameters that are named, shaped and used as in Hugging Face's
+//! `LlamaForCausalLM`.
+
+use burn::module::{Module, Param, ParamId};
+use burn::tensor::{DType, Device, Int, Tensor, activation, module};
+use oxizero_core::Random;
+
+/// A parameter that has a shape and no value: the engine owns the values.
+pub(super) fn declared<const D: usize>(shape: [usize; D], device: &Device) -> Param<Tensor<D>> {
+    let init = move |device: &Device, _| Tensor::zeros(shape, device);
+    Param::uninitialized(ParamId::new(), init, device.clone(), true, shape.into())
+}
+
+/// A matrix product without bias.
+#[derive(Module, Debug)]
+pub(super) struct Linear {
+    /// `[outputs, inputs]`.
+    weight: Param<Tensor<2>>,
+}
+
+impl Linear {
+    pub(super) fn new(inputs: usize, outputs: usize, device: &Device) -> Self {
+        Self { weight: declared([outputs, inputs], device) }
+    }
+
+    /// From `[rows, inputs]` to `[rows, outputs]`.
+    pub(super) fn forward(&self, input: Tensor<2>) -> Tensor<2> {
+        input.matmul(self.weight.val().transpose())
+    }
+}
+
+/// A table of one vector a token, which may also be the head.
+#[derive(Module, Debug)]
+pub(super) struct Embedding {
+    /// `[vocabulary, hidden]`.
+    weight: Param<Tensor<2>>,
+}
+
+impl Embedding {
+    pub(super) fn new(vocab_size: usize, hidden_size: usize, device: &Device) -> Self {
+        Self { weight: declared([vocab_size, hidden_size], device) }
+    }
+
+    /// From `[batch, positions]` to `[batch, positions, hidden]`.
+    pub(super) fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        module::embedding(self.weight.val(), tokens)
+    }
+
+    /// From `[rows, hidden]` to `[rows, vocabulary]`.
+    pub(super) fn logits(&self, input: Tensor<2>) -> Tensor<2> {
+        input.matmul(self.weight.val().transpose())
+    }
+}
+
+/// Divides each vector by its root mean square (Zhang and Sennrich, 2019), in f32.
+#[derive(Module, Debug)]
+pub(super) struct RmsNorm {
+    /// `[hidden]`.
+    weight: Param<Tensor<1>>,
+    epsilon: f64,
+}
+
+impl RmsNorm {
+    pub(super) fn new(hidden_size: usize, epsilon: f64, device: &Device) -> Self {
+        Self { weight: declared([hidden_size], device), epsilon }
+    }
+
+    /// From `[rows, hidden]` to the same.
+    pub(super) fn forward(&self, input: Tensor<2>) -> Tensor<2> {
+        let dtype = input.dtype();
+        let wide = if dtype == DType::F32 { input } else { input.cast(DType::F32) };
+        let square = wide.clone() * wide.clone();
+        let scale = (square.mean_dim(1) + self.epsilon).sqrt().recip();
+        let normed = wide * scale;
+        let normed = if dtype == DType::F32 { normed } else { normed.cast(dtype) };
+        normed * self.weight.val().unsqueeze()
+    }
+}
+
+/// The feed-forward part: SwiGLU (Shazeer, 2020).
+#[derive(Module, Debug)]
+pub(super) struct Mlp {
+    gate_proj: Linear,
+    up_proj: Linear,
+    down_proj: Linear,
+}
+
+impl Mlp {
+    pub(super) fn new(hidden_size: usize, intermediate_size: usize, device: &Device) -> Self {
+        Self {
+            gate_proj: Linear::new(hidden_size, intermediate_size, device),
+            up_proj: Linear::new(hidden_size, intermediate_size, device),
+            down_proj: Linear::new(intermediate_size, hidden_size, device),
+        }
+    }
+
+    /// From `[rows, hidden]` to the same.
+    pub(super) fn forward(&self, input: Tensor<2>) -> Tensor<2> {
+        let gate = activation::silu(self.gate_proj.forward(input.clone()));
+        self.down_proj.forward(gate * self.up_proj.forward(input))
+    }
+}
+
+/// Drops elements with probability `prob` and scales the others up, in training alone: without a
+/// generator it does nothing.
+pub(super) fn dropout(input: Tensor<2>, prob: f64, random: Option<Random>) -> Tensor<2> {
+    let Some(mut random) = random.filter(|_| prob > 0.0) else { return input };
+    let kept = (1.0 / (1.0 - prob)) as f32;
+    let numel = input.shape().num_elements();
+    let draw = |_| if random.uniform() < prob as f32 { 0.0 } else { kept };
+    let mask: Vec<f32> = (0..numel).map(draw).collect();
+    let (device, dtype) = (input.device().without_autodiff(), input.dtype());
+    let mask = Tensor::<1>::from_data(mask.as_slice(), (&device, dtype));
+    let shape = input.dims();
+    input * mask.reshape(shape)
+}

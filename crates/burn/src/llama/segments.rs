@@ -1,0 +1,147 @@
+//! The chain: embedding, blocks, head and loss.
+
+use burn::module::Module;
+use burn::tensor::{DType, Device, Int, Tensor, activation};
+use oxizero_core::config::ModelConfig;
+use oxizero_core::{DType as WeightDType, UnitId};
+
+use super::attention::Attention;
+use super::layers::{Embedding, Linear, Mlp, RmsNorm, dropout};
+use super::rotary::Rotary;
+use crate::adapter::{BurnError, Context, Layer, Model, ModelBuilder, Source};
+
+/// A batch of sequences.
+#[derive(Clone, Debug)]
+pub struct Tokens {
+    /// `[batch, positions]`, at most `context` positions.
+    pub tokens: Tensor<2, Int>,
+    /// The token after each, of the same shape. Without targets the last segment's output is the
+    /// logits, `[batch, positions, vocabulary]` in f32, in place of the mean cross entropy (in
+    /// nats, `[1, 1, 1]`).
+    pub targets: Option<Tensor<2, Int>>,
+}
+
+/// The model of `config` (which is validated), its weights of `dtype`, computed in `compute`.
+///
+/// Unit 0 is the embedding, units 1 to `layers` the blocks. The head has a unit of its own, or
+/// shares unit 0 where it is the embedding's weight.
+pub fn model(
+    config: &ModelConfig,
+    dtype: WeightDType,
+    compute: WeightDType,
+    device: &Device,
+) -> Result<Model<Tokens>, BurnError> {
+    let ModelConfig { vocab_size, hidden_size, layers, .. } = *config;
+    let rotary = Rotary::new(config, device);
+    let embedding = || Embedding::new(vocab_size, hidden_size, device);
+    let norm = RmsNorm::new(hidden_size, config.norm_eps, device);
+    let mut builder = ModelBuilder::new(dtype, compute, device).source(
+        UnitId(0),
+        "model",
+        Embed { embed_tokens: embedding() },
+    );
+    for layer in 0..layers {
+        let prefix = format!("model.layers.{layer}");
+        builder = builder.layer(UnitId(1 + layer), &prefix, Block::new(config, &rotary, device));
+    }
+    let builder = if config.tied {
+        builder.layer(UnitId(0), "model", TiedHead { norm, embed_tokens: embedding() })
+    } else {
+        let lm_head = Linear::new(hidden_size, vocab_size, device);
+        builder.layer(UnitId(1 + layers), "", Head { model: Norm { norm }, lm_head })
+    };
+    builder.build()
+}
+
+#[derive(Module, Debug)]
+struct Embed {
+    embed_tokens: Embedding,
+}
+
+impl Source<Tokens> for Embed {
+    fn start(&self, context: &Context<'_, Tokens>) -> Tensor<3> {
+        self.embed_tokens.forward(context.batch.tokens.clone())
+    }
+}
+
+#[derive(Module, Debug)]
+struct Block {
+    input_layernorm: RmsNorm,
+    self_attn: Attention,
+    post_attention_layernorm: RmsNorm,
+    mlp: Mlp,
+    #[module(skip)]
+    rotary: Rotary,
+    dropout: f64,
+}
+
+impl Block {
+    fn new(config: &ModelConfig, rotary: &Rotary, device: &Device) -> Self {
+        let norm = || RmsNorm::new(config.hidden_size, config.norm_eps, device);
+        Self {
+            input_layernorm: norm(),
+            self_attn: Attention::new(config, device),
+            post_attention_layernorm: norm(),
+            mlp: Mlp::new(config.hidden_size, config.intermediate_size, device),
+            rotary: rotary.clone(),
+            dropout: config.dropout,
+        }
+    }
+}
+
+impl Layer<Tokens> for Block {
+    fn run(&self, context: &Context<'_, Tokens>, input: Tensor<3>) -> Tensor<3> {
+        let [batch, positions, hidden] = input.dims();
+        let drop = |tensor, site| dropout(tensor, self.dropout, context.random(site));
+        let stream: Tensor<2> = input.reshape([batch * positions, hidden]);
+        let normed = self.input_layernorm.forward(stream.clone());
+        let stream = stream + drop(self.self_attn.forward(normed, positions, &self.rotary), 0);
+        let normed = self.post_attention_layernorm.forward(stream.clone());
+        let stream = stream + drop(self.mlp.forward(normed), 1);
+        stream.reshape([batch, positions, hidden])
+    }
+}
+
+/// The final norm, in a module of its own so that its path is `model.norm`.
+#[derive(Module, Debug)]
+struct Norm {
+    norm: RmsNorm,
+}
+
+#[derive(Module, Debug)]
+struct Head {
+    model: Norm,
+    lm_head: Linear,
+}
+
+impl Layer<Tokens> for Head {
+    fn run(&self, context: &Context<'_, Tokens>, input: Tensor<3>) -> Tensor<3> {
+        let normed = self.model.norm.forward(input.clone().flatten(0, 1));
+        finish(context.batch, input.dims(), self.lm_head.forward(normed))
+    }
+}
+
+#[derive(Module, Debug)]
+struct TiedHead {
+    norm: RmsNorm,
+    embed_tokens: Embedding,
+}
+
+impl Layer<Tokens> for TiedHead {
+    fn run(&self, context: &Context<'_, Tokens>, input: Tensor<3>) -> Tensor<3> {
+        let normed = self.norm.forward(input.clone().flatten(0, 1));
+        finish(context.batch, input.dims(), self.embed_tokens.logits(normed))
+    }
+}
+
+/// The loss, or the logits where the batch has no targets. `logits` is `[rows, vocabulary]`.
+fn finish(batch: &Tokens, [sequences, positions, _]: [usize; 3], logits: Tensor<2>) -> Tensor<3> {
+    let logits = logits.cast(DType::F32);
+    let Some(targets) = batch.targets.clone() else {
+        let vocab_size = logits.dims()[1];
+        return logits.reshape([sequences, positions, vocab_size]);
+    };
+    let targets = targets.reshape([sequences * positions, 1]);
+    let log_probs = activation::log_softmax(logits, 1);
+    log_probs.gather(1, targets).mean().neg().reshape([1, 1, 1])
+}
