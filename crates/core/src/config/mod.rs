@@ -242,6 +242,7 @@ deadline_seconds = 11.5
             "optimizer.weight_decay = -0.1",
             "optimizer.betas = [0.9, 1.0]",
             "optimizer.eps = 0.0",
+            "optimizer.eps = 1e-40",
             "optimizer.momentum = 1.0",
             "optimizer.clip_norm = -1.0",
             "schedule.min_factor = 1.5",

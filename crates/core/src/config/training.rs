@@ -169,7 +169,9 @@ impl OptimizerConfig {
         let betas = [first, second].iter().all(|beta| (0.0..1.0).contains(beta));
         let shown = format!("[{first}, {second}]");
         check::that(betas, "optimizer.betas", shown, "two numbers, each 0 or more, and below 1")?;
-        check::positive("optimizer.eps", self.eps)?;
+        let normal = f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX);
+        let allowed = "a number above 0 that is normal in f32, such as 1e-8";
+        check::that(normal.contains(&self.eps), "optimizer.eps", self.eps, allowed)?;
         check::below_one("optimizer.momentum", self.momentum)?;
         check::not_negative("optimizer.clip_norm", self.clip_norm)
     }
