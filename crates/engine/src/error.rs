@@ -1,7 +1,8 @@
 //! What the engine can refuse, or fail at.
 
 use oxizero_comm::CommError;
-use oxizero_core::ConfigError;
+use oxizero_core::{ConfigError, Numel, Rank};
+use oxizero_optim::OptimError;
 
 /// Every error of the engine.
 #[derive(Debug, thiserror::Error)]
@@ -13,4 +14,106 @@ pub enum EngineError {
     /// A collective failed.
     #[error(transparent)]
     Comm(#[from] CommError),
+    /// The optimizer's settings are not possible.
+    #[error(transparent)]
+    Optim(#[from] OptimError),
+    /// The front-end's list of parameters is not one that can be trained.
+    #[error("parameter `{param}`: {problem}")]
+    Param {
+        /// The parameter's name.
+        param: String,
+        /// What is wrong with it, and what to do.
+        problem: String,
+    },
+    /// The ranks were started with different parameters or options.
+    #[error(
+        "rank {rank} was started with another model or other options than rank 0; give every rank \
+         the same parameters, in the same order, and the same options"
+    )]
+    SetupDiffers {
+        /// The first rank that differs from rank 0.
+        rank: Rank,
+    },
+    /// An index that the engine was never given.
+    #[error("no {what} {index}: the engine was given {count}")]
+    Unknown {
+        /// Parameter or unit.
+        what: &'static str,
+        /// What was asked for.
+        index: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// A gradient of another size than its parameter.
+    #[error("the gradient of `{param}` has {got} elements, the parameter {expected}")]
+    GradNumel {
+        /// The parameter's name.
+        param: String,
+        /// The parameter's elements.
+        expected: Numel,
+        /// The gradient's elements.
+        got: Numel,
+    },
+    /// A gradient that should not have come.
+    #[error("the gradient of `{param}` cannot be taken: {why}")]
+    UnexpectedGrad {
+        /// The parameter's name.
+        param: String,
+        /// Why not, and what to do.
+        why: String,
+    },
+    /// `step` without `backward_end` before it.
+    #[error("step() ends a micro-batch, but backward_end() was not called since the last step()")]
+    NoBackward,
+    /// A second `backward_end` in one micro-batch.
+    #[error("backward_end() was called twice in one micro-batch; call step() between them")]
+    BackwardTwice,
+    /// A unit's full weights were asked for outside of its forward and backward.
+    #[error("the weights of unit {unit} are not gathered; call pre_forward or pre_backward first")]
+    NotGathered {
+        /// The unit.
+        unit: usize,
+    },
+    /// Weights are still lent out when they are to be written.
+    #[error(
+        "the weights of `{param}` are still in use, so the step cannot write them: drop tensors, \
+         tapes and UnitWeights that were made in forward (evaluate with Segment::infer)"
+    )]
+    WeightsInUse {
+        /// The first parameter of the bucket.
+        param: String,
+    },
+    /// Another rank refused the step, for a reason that it reports itself.
+    #[error("rank {rank} refused the step; it reports why")]
+    PeerRefused {
+        /// The rank.
+        rank: Rank,
+    },
+    /// Ranks ended their windows after different numbers of micro-batches.
+    #[error(
+        "rank {rank} ended the window after {got} micro-batches, this rank after {expected}; every \
+         rank must run the same number"
+    )]
+    MicroBatchesDiffer {
+        /// The rank that differs.
+        rank: Rank,
+        /// This rank's count.
+        expected: usize,
+        /// That rank's count.
+        got: usize,
+    },
+    /// Gradients were asked for before the window's last backward.
+    #[error("gradients are not ready: no backward has ended in this window")]
+    NotReady,
+    /// Gradients were asked for in the middle of a window.
+    #[error("gradients are not ready: micro-batch {n} of {of}")]
+    MidWindow {
+        /// Micro-batches that have ended.
+        n: usize,
+        /// Micro-batches in the window.
+        of: usize,
+    },
+    /// Gradients were asked for after the step that consumed them.
+    #[error("gradients were consumed by the last step; read them between backward and step")]
+    Consumed,
 }

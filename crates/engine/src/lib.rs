@@ -1,10 +1,27 @@
-//! The engine: buckets, steps, gradient access, and the driver of segments.
+//! A ZeRO training engine: data parallelism with optimizer states, gradients and model weights
+//! sharded over ranks.
+//!
+//! [`Engine`] takes a front-end's events and gradients, and does what its schedule says; a
+//! [`chain::Chain`] of [`segment::Segment`]s makes these calls for a model. Nothing here does
+//! arithmetic on elements (that is `oxizero-device` and `oxizero-optim`), knows how ranks
+//! communicate (`oxizero-comm`), or decides on an order (`oxizero-core`).
 #![forbid(unsafe_code)]
 
+mod access;
+mod bucket;
+pub mod chain;
+mod engine;
 mod error;
+mod gradient;
+mod options;
 pub mod segment;
+mod setup;
+mod step;
 mod weights;
 
+pub use engine::{Engine, GradIn};
 pub use error::EngineError;
+pub use options::{EngineOptions, GroupOptions, OptimizerSetup, Reduction};
 pub use oxizero_device::View as GradView;
+pub use step::{SkipReason, StepOutcome};
 pub use weights::{ParamWeights, UnitWeights};

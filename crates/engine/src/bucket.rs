@@ -1,0 +1,332 @@
+//! One bucket: its model weights, master weights, optimizer states and gradient, each at rest where
+//! the stage says.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use oxizero_comm::{CommError, Communicator, Handle};
+use oxizero_core::{
+    BucketSpec, Bytes, DType, Layout, Numel, ParamId, Placement, Precision, RoleBytes, Stage,
+    model_is_master,
+};
+use oxizero_device::kernels;
+use oxizero_device::{Buffer, View};
+use oxizero_optim::{Gradient as OptimGradient, Hyper, Optimizer, Weights};
+
+use crate::gradient::{Gradient, alloc};
+use crate::step::Unscaled;
+
+/// The parameters that are communicated together, on this rank.
+#[derive(Debug)]
+pub(crate) struct Bucket {
+    spec: BucketSpec,
+    shard: Range<usize>,
+    /// The elements whose model weights this rank writes.
+    writes: Range<usize>,
+    model: Model,
+    trained: Option<Trained>,
+}
+
+#[derive(Debug)]
+enum Model {
+    /// All elements; `None` only while the engine moves them.
+    Replicated(Option<Arc<Buffer>>),
+    /// This rank's shard (`None` while it is being gathered), and the gathered elements.
+    Sharded { shard: Option<Buffer>, full: Full },
+}
+
+#[derive(Debug)]
+enum Full {
+    Released,
+    Gathering(Handle<(Buffer, Buffer)>),
+    Gathered(Arc<Buffer>),
+}
+
+#[derive(Debug)]
+struct Trained {
+    /// The elements that this rank's optimizer updates.
+    owned: Range<usize>,
+    /// f32 weights of the owned elements; `None` where the model weights are these themselves.
+    master: Option<Buffer>,
+    states: Vec<Buffer>,
+    grad: Gradient,
+}
+
+/// What all buckets are made with.
+pub(crate) struct Setting<'a> {
+    pub(crate) stage: Stage,
+    pub(crate) precision: Precision,
+    pub(crate) state_count: usize,
+    pub(crate) comm: &'a dyn Communicator,
+}
+
+/// What all buckets are updated with.
+pub(crate) struct UpdateCall<'a> {
+    pub(crate) rule: &'a dyn Optimizer,
+    pub(crate) unscaled: &'a Unscaled,
+    /// By parameter: hyper-parameters and the number of this update; `None` for one that no rank
+    /// used.
+    pub(crate) params: &'a [Option<(Hyper, u64)>],
+}
+
+impl Bucket {
+    /// Keeps what the stage keeps of `initial`, the f32 weights of all elements.
+    pub(crate) fn new(
+        spec: BucketSpec,
+        initial: &Buffer,
+        setting: &Setting<'_>,
+    ) -> Result<Self, CommError> {
+        let Setting { stage, comm, .. } = *setting;
+        let layout = &spec.layout;
+        let shard = layout.shard(comm.rank());
+        let alone = stage.optim() == Placement::Replicated && !comm.shares_replicas();
+        let writes = if alone { layout.all() } else { shard.clone() };
+        let model = match stage.model() {
+            Placement::Sharded => {
+                let mut weights = alloc(comm, layout.shard_numel(), spec.dtype)?;
+                kernels::cast(initial.range(shard.clone()), weights.view_mut());
+                Model::Sharded { shard: Some(weights), full: Full::Released }
+            }
+            _ => {
+                let bytes = layout.padded_numel().bytes(spec.dtype);
+                let mut weights = Buffer::new(comm.alloc_replica(bytes)?, spec.dtype);
+                kernels::cast(initial.range(writes.clone()), weights.range_mut(writes.clone()));
+                Model::Replicated(Some(Arc::new(weights)))
+            }
+        };
+        let trained =
+            if spec.trainable { Some(Trained::new(&spec, initial, setting)?) } else { None };
+        let mut bucket = Self { spec, shard, writes, model, trained };
+        bucket.publish(comm)?;
+        Ok(bucket)
+    }
+
+    /// The parameters and their element ranges.
+    pub(crate) fn spec(&self) -> &BucketSpec {
+        &self.spec
+    }
+
+    /// Starts to gather the full model weights.
+    pub(crate) fn unshard(&mut self, comm: &dyn Communicator) -> Result<(), CommError> {
+        let Model::Sharded { shard, full } = &mut self.model else { return Ok(()) };
+        let shard = shard.take().expect("a bucket is unsharded once before it is resharded");
+        let gathered = Buffer::heap(self.spec.layout.padded_numel(), self.spec.dtype);
+        *full = Full::Gathering(comm.all_gather_into(shard, gathered)?);
+        Ok(())
+    }
+
+    /// Lets go of the full model weights. Whoever still views them keeps them alive.
+    pub(crate) fn reshard(&mut self) -> Result<(), CommError> {
+        self.gathered()?;
+        if let Model::Sharded { full, .. } = &mut self.model {
+            *full = Full::Released;
+        }
+        Ok(())
+    }
+
+    /// The full model weights, if they are gathered or rest replicated.
+    pub(crate) fn gathered(&mut self) -> Result<Option<Arc<Buffer>>, CommError> {
+        match &mut self.model {
+            Model::Replicated(weights) => Ok(weights.clone()),
+            Model::Sharded { shard, full } => {
+                *full = match std::mem::replace(full, Full::Released) {
+                    Full::Gathering(handle) => {
+                        let (rest, gathered) = handle.wait()?;
+                        *shard = Some(rest);
+                        Full::Gathered(Arc::new(gathered))
+                    }
+                    other => other,
+                };
+                Ok(match full {
+                    Full::Gathered(weights) => Some(weights.clone()),
+                    _ => None,
+                })
+            }
+        }
+    }
+
+    /// Whether the front-end holds no view of weights that a step writes.
+    pub(crate) fn is_exclusive(&mut self) -> bool {
+        match &mut self.model {
+            Model::Replicated(Some(weights)) => Arc::get_mut(weights).is_some(),
+            _ => true,
+        }
+    }
+
+    /// Adds one contribution to the gradient of the parameter in `slot`.
+    pub(crate) fn contribute(
+        &mut self,
+        slot: usize,
+        grad: View<'_>,
+        comm: &dyn Communicator,
+    ) -> Result<(), CommError> {
+        match &mut self.trained {
+            Some(trained) => trained.grad.contribute(slot, grad, &self.spec.layout, comm),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes this rank's partial gradients, a sum over `micro_batches`, to placement `to`.
+    pub(crate) fn reduce(
+        &mut self,
+        to: Placement,
+        micro_batches: usize,
+        comm: &dyn Communicator,
+    ) -> Result<(), CommError> {
+        match &mut self.trained {
+            Some(trained) => trained.grad.reduce(to, micro_batches, &self.spec.layout, comm),
+            None => Ok(()),
+        }
+    }
+
+    /// The squares of the reduced gradient in this rank's shard, and the first parameter with an
+    /// element that is not finite. Adds to `sum` piece by piece.
+    pub(crate) fn squares(&self, divisor: f32, sum: &mut f64) -> Option<ParamId> {
+        let trained = self.trained.as_ref()?;
+        let mut bad = None;
+        for piece in self.spec.layout.pieces(self.shard.clone()) {
+            let grad = trained.grad.view(piece.in_bucket, &self.shard);
+            let squares = kernels::divided_squares(grad, divisor);
+            *sum += squares.sum;
+            if !squares.finite {
+                bad = bad.or(Some(self.spec.params[piece.slot]));
+            }
+        }
+        bad
+    }
+
+    /// The reduced gradient of `range`, elements that this rank owns, and its dtype.
+    pub(crate) fn grad(&self, range: Range<usize>) -> Option<View<'_>> {
+        self.trained.as_ref().map(|trained| trained.grad.view(range, &self.shard))
+    }
+
+    /// The dtype of the accumulator; `None` for a frozen bucket.
+    pub(crate) fn grad_dtype(&self) -> Option<DType> {
+        self.trained.as_ref().map(|trained| trained.grad.dtype())
+    }
+
+    /// Forgets the gradient.
+    pub(crate) fn clear_grad(&mut self) {
+        if let Some(trained) = &mut self.trained {
+            trained.grad.clear();
+        }
+    }
+
+    /// Updates the owned master weights and the model weights that this rank writes.
+    ///
+    /// # Panics
+    ///
+    /// If views of the weights are left; the step has checked that there are none.
+    pub(crate) fn update(&mut self, call: &UpdateCall<'_>) {
+        let Some(trained) = &mut self.trained else { return };
+        let (model, model_start) = match &mut self.model {
+            Model::Replicated(weights) => {
+                let weights = weights.as_mut().and_then(Arc::get_mut);
+                (weights.expect("the step checked that no view is left"), 0)
+            }
+            Model::Sharded { shard, .. } => {
+                (shard.as_mut().expect("the step runs after reshard"), self.shard.start)
+            }
+        };
+        let (owned, writes) = (&trained.owned, &self.writes);
+        let parts = [
+            (owned.start..writes.start, false),
+            (writes.clone(), true),
+            (writes.end..owned.end, false),
+        ];
+        for (part, write) in parts.into_iter().filter(|(part, _)| !part.is_empty()) {
+            for piece in self.spec.layout.pieces(part) {
+                let Some((hyper, step)) = call.params[self.spec.params[piece.slot].0] else {
+                    continue;
+                };
+                let in_owned = offset(&piece.in_bucket, owned.start);
+                let in_model = offset(&piece.in_bucket, model_start);
+                let (master, model) = match &mut trained.master {
+                    Some(master) => {
+                        let model = write.then(|| model.range_mut(in_model));
+                        (master.f32_mut(in_owned.clone()), model)
+                    }
+                    None => (model.f32_mut(in_model), None),
+                };
+                let mut states: Vec<&mut [f32]> =
+                    trained.states.iter_mut().map(|s| s.f32_mut(in_owned.clone())).collect();
+                let values = trained.grad.view(piece.in_bucket, &self.shard);
+                let grad = OptimGradient {
+                    values,
+                    divisor: call.unscaled.divisor(),
+                    factor: call.unscaled.factor(),
+                };
+                call.rule.update(hyper, step, grad, Weights { master, states: &mut states, model });
+            }
+        }
+    }
+
+    /// Makes the model weights that each rank wrote known to all.
+    pub(crate) fn publish(&mut self, comm: &dyn Communicator) -> Result<(), CommError> {
+        let Model::Replicated(weights) = &mut self.model else { return Ok(()) };
+        if self.writes == self.spec.layout.all() {
+            return Ok(());
+        }
+        let full = weights.take().and_then(|weights| Arc::try_unwrap(weights).ok());
+        let full = full.expect("nobody views weights that are being written");
+        *weights = Some(Arc::new(comm.all_gather(full)?.wait()?));
+        Ok(())
+    }
+
+    /// Bytes that this rank holds now, by role. A replica counts in full.
+    pub(crate) fn bytes(&self) -> RoleBytes {
+        let len = |buffer: &Option<Buffer>| buffer.as_ref().map_or(Bytes(0), Buffer::len);
+        let (model, gathered) = match &self.model {
+            Model::Replicated(weights) => {
+                (weights.as_ref().map_or(Bytes(0), |weights| weights.len()), Bytes(0))
+            }
+            Model::Sharded { full, .. } => {
+                let rest = self.spec.layout.shard_numel().bytes(self.spec.dtype);
+                let full_bytes = self.spec.layout.padded_numel().bytes(self.spec.dtype);
+                (rest, if matches!(full, Full::Released) { Bytes(0) } else { full_bytes })
+            }
+        };
+        let Some(trained) = &self.trained else {
+            return RoleBytes { model, gathered, ..RoleBytes::default() };
+        };
+        let (gradients, partial) = trained.grad.bytes();
+        RoleBytes {
+            model,
+            gradients,
+            masters: len(&trained.master),
+            optimizer: trained.states.iter().map(Buffer::len).sum(),
+            gathered,
+            partial,
+        }
+    }
+}
+
+impl Trained {
+    fn new(spec: &BucketSpec, initial: &Buffer, setting: &Setting<'_>) -> Result<Self, CommError> {
+        let Setting { stage, precision, state_count, comm } = *setting;
+        let layout = &spec.layout;
+        let owned = owned(stage, layout, comm);
+        let numel = Numel(owned.len());
+        let master = if !model_is_master(stage, spec.dtype, comm.shares_replicas()) {
+            let mut master = Buffer::heap(numel, DType::F32);
+            kernels::cast(initial.range(owned.clone()), master.view_mut());
+            Some(master)
+        } else {
+            None
+        };
+        let states = (0..state_count).map(|_| Buffer::heap(numel, DType::F32)).collect();
+        let grad = Gradient::new(stage, spec, precision.for_param(spec.dtype), comm)?;
+        Ok(Self { owned, master, states, grad })
+    }
+}
+
+fn owned(stage: Stage, layout: &Layout, comm: &dyn Communicator) -> Range<usize> {
+    match stage.optim() {
+        Placement::Sharded => layout.shard(comm.rank()),
+        _ => layout.all(),
+    }
+}
+
+fn offset(range: &Range<usize>, start: usize) -> Range<usize> {
+    range.start - start..range.end - start
+}

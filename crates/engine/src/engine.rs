@@ -1,0 +1,451 @@
+//! The engine: a front-end's events in, collectives and updates out.
+
+use oxizero_comm::{Communicator, Traffic};
+use oxizero_core::{
+    Action, BucketId, Event, LossScale, MemoryPlan, ParamId, ParamSpec, PlanInput, RoleBytes,
+    Schedule, UnitId,
+};
+use oxizero_device::View;
+use oxizero_optim::Hyper;
+
+use crate::bucket::{Bucket, UpdateCall};
+use crate::options::{EngineOptions, OptimizerSetup};
+use crate::step::{Reduced, Report, SkipReason, StepOutcome, Verdict};
+use crate::weights::{ParamWeights, UnitWeights};
+use crate::{EngineError, setup};
+
+/// Trains a model's parameters over the ranks of a communicator.
+///
+/// Every rank makes one with the same parameters and options, and calls the same methods in the
+/// same order. A micro-batch is: for each unit in order [`pre_forward`](Self::pre_forward) and
+/// [`post_forward`](Self::post_forward), for each unit in reverse
+/// [`pre_backward`](Self::pre_backward), [`grad_ready`](Self::grad_ready) for its parameters, and
+/// [`post_backward`](Self::post_backward); then [`backward_end`](Self::backward_end) and
+/// [`step`](Self::step). The [`chain`](crate::chain) driver makes these calls for a chain of
+/// segments.
+pub struct Engine {
+    pub(crate) comm: Box<dyn Communicator>,
+    pub(crate) options: EngineOptions,
+    pub(crate) optimizer: OptimizerSetup,
+    pub(crate) specs: Vec<ParamSpec>,
+    pub(crate) order: Vec<UnitId>,
+    pub(crate) units: Vec<Vec<ParamId>>,
+    pub(crate) buckets: Vec<Bucket>,
+    pub(crate) params: Vec<ParamState>,
+    /// By bucket: gradients of this micro-batch that have not come yet.
+    pub(crate) missing: Vec<usize>,
+    pub(crate) schedule: Schedule,
+    pub(crate) window: Window,
+    pub(crate) applied_steps: u64,
+    pub(crate) peak: RoleBytes,
+    pub(crate) step_start: Traffic,
+    pub(crate) step_traffic: Traffic,
+}
+
+/// A gradient as a framework computed it.
+#[derive(Clone, Copy, Debug)]
+pub struct GradIn<'a> {
+    /// The elements of the whole parameter, row-major.
+    pub values: View<'a>,
+    /// What the loss was multiplied by.
+    pub loss_scale: LossScale,
+}
+
+/// What the engine knows of one parameter while it trains.
+#[derive(Clone, Debug)]
+pub(crate) struct ParamState {
+    pub(crate) bucket: BucketId,
+    pub(crate) slot: usize,
+    /// Contributions in this micro-batch.
+    pub(crate) arrived: usize,
+    /// It contributed on this rank in this window.
+    pub(crate) used: bool,
+    /// Updates applied so far.
+    pub(crate) updates: u64,
+}
+
+/// The accumulation window.
+#[derive(Debug)]
+pub(crate) struct Window {
+    pub(crate) state: WindowState,
+    /// `backward_end` was called in this micro-batch.
+    pub(crate) backward_ended: bool,
+    pub(crate) loss_scale: Option<LossScale>,
+}
+
+#[derive(Debug)]
+pub(crate) enum WindowState {
+    Empty,
+    /// So many micro-batches have ended with a step.
+    Accumulating(usize),
+    Reduced(Reduced),
+    Consumed,
+}
+
+impl Engine {
+    /// Makes this rank's part of the engine; a collective call.
+    ///
+    /// `order` is the order in which forward uses the units (a tied unit occurs twice). `initial`
+    /// writes a parameter's initial f32 weights; it is called on rank 0 alone, whose weights are
+    /// broadcast.
+    pub fn new(
+        specs: Vec<ParamSpec>,
+        order: Vec<UnitId>,
+        options: EngineOptions,
+        optimizer: OptimizerSetup,
+        comm: Box<dyn Communicator>,
+        initial: &mut dyn FnMut(ParamId, &mut [f32]),
+    ) -> Result<Self, EngineError> {
+        setup::check(&specs, &order, &options, &optimizer)?;
+        setup::agree(&specs, &order, &options, &*comm)?;
+        let buckets = setup::buckets(&specs, &options, &optimizer, &*comm, initial)?;
+        let bucket_specs: Vec<_> = buckets.iter().map(|bucket| bucket.spec().clone()).collect();
+        let mut engine = Self {
+            schedule: Schedule::new(options.stage, &bucket_specs, order.clone()),
+            units: setup::units(&specs, &order),
+            params: setup::params(&specs, &buckets),
+            missing: setup::expected(&specs, &buckets),
+            comm,
+            options,
+            optimizer,
+            specs,
+            order,
+            buckets,
+            window: Window { state: WindowState::Empty, backward_ended: false, loss_scale: None },
+            applied_steps: 0,
+            peak: RoleBytes::default(),
+            step_start: Traffic::default(),
+            step_traffic: Traffic::default(),
+        };
+        engine.step_start = engine.comm.traffic();
+        engine.note_memory();
+        Ok(engine)
+    }
+
+    /// The parameters, as they were given.
+    pub fn params(&self) -> &[ParamSpec] {
+        &self.specs
+    }
+
+    /// The communicator, for numbers of the caller's own such as the mean loss.
+    pub fn communicator(&self) -> &dyn Communicator {
+        &*self.comm
+    }
+
+    /// The options, as they were given.
+    pub fn options(&self) -> &EngineOptions {
+        &self.options
+    }
+
+    /// Steps that were applied so far.
+    pub fn applied_steps(&self) -> u64 {
+        self.applied_steps
+    }
+
+    /// The learning rate of optimizer group `group` in the next step.
+    pub fn lr(&self, group: usize) -> Option<f64> {
+        let factor = self.optimizer.schedule.factor(self.applied_steps);
+        self.optimizer.groups.get(group).map(|options| options.lr * factor)
+    }
+
+    /// The unit is about to run forward: its weights are gathered, and the next unit's are asked
+    /// for.
+    pub fn pre_forward(&mut self, unit: UnitId) -> Result<(), EngineError> {
+        self.unit_event(unit, Event::PreForward(unit))
+    }
+
+    /// The unit ran forward; nothing but its outputs is needed of it.
+    pub fn post_forward(&mut self, unit: UnitId) -> Result<(), EngineError> {
+        self.unit_event(unit, Event::PostForward(unit))
+    }
+
+    /// The unit is about to run backward.
+    pub fn pre_backward(&mut self, unit: UnitId) -> Result<(), EngineError> {
+        self.unit_event(unit, Event::PreBackward(unit))
+    }
+
+    /// The unit ran backward.
+    pub fn post_backward(&mut self, unit: UnitId) -> Result<(), EngineError> {
+        self.unit_event(unit, Event::PostBackward(unit))
+    }
+
+    /// The unit's full model weights, between `pre_forward` and `post_forward`, or between
+    /// `pre_backward` and `post_backward`; where they rest replicated, at any time.
+    pub fn unit_weights(&mut self, unit: UnitId) -> Result<UnitWeights, EngineError> {
+        self.unit_params(unit)?;
+        let mut weights = Vec::with_capacity(self.units[unit.0].len());
+        for param in &self.units[unit.0] {
+            let (state, spec) = (&self.params[param.0], &self.specs[param.0]);
+            let bucket = &mut self.buckets[state.bucket.0];
+            let not_gathered = EngineError::NotGathered { unit: unit.0 };
+            weights.push(ParamWeights {
+                param: *param,
+                bucket: bucket.gathered()?.ok_or(not_gathered)?,
+                elements: bucket.spec().layout.slot(state.slot),
+                shape: spec.shape.clone(),
+                trainable: spec.trainable,
+            });
+        }
+        Ok(UnitWeights { unit, params: weights })
+    }
+
+    /// The unit's parameters, in the order in which they were declared.
+    pub fn unit_params(&self, unit: UnitId) -> Result<&[ParamId], EngineError> {
+        let (index, count) = (unit.0, self.units.len());
+        let params = self.units.get(index).map(Vec::as_slice);
+        params.ok_or(EngineError::Unknown { what: "unit", index, count })
+    }
+
+    /// Takes one gradient of a parameter; the engine copies what it needs. A bucket whose
+    /// gradients are complete is reduced when its turn comes.
+    pub fn grad_ready(&mut self, param: ParamId, grad: GradIn<'_>) -> Result<(), EngineError> {
+        self.check_grad(param, grad)?;
+        self.open_window();
+        self.window.loss_scale = Some(grad.loss_scale);
+        let state = &mut self.params[param.0];
+        state.arrived += 1;
+        state.used = true;
+        let (id, slot) = (state.bucket, state.slot);
+        self.buckets[id.0].contribute(slot, grad.values, &*self.comm)?;
+        self.missing[id.0] -= 1;
+        if self.missing[id.0] == 0 { self.run(Event::GradsReady(id)) } else { Ok(()) }
+    }
+
+    /// The micro-batch has no more gradients: parameters that gave none contribute zeros.
+    pub fn backward_end(&mut self) -> Result<(), EngineError> {
+        if self.window.backward_ended {
+            return Err(EngineError::BackwardTwice);
+        }
+        self.open_window();
+        self.run(Event::BackwardEnd)?;
+        self.params.iter_mut().for_each(|param| param.arrived = 0);
+        self.missing = setup::expected(&self.specs, &self.buckets);
+        self.window.backward_ended = true;
+        Ok(())
+    }
+
+    /// Ends the micro-batch and, when the window is full, updates the weights.
+    pub fn step(&mut self) -> Result<StepOutcome, EngineError> {
+        if !self.window.backward_ended {
+            return Err(EngineError::NoBackward);
+        }
+        let of = self.options.accumulation;
+        if let WindowState::Accumulating(n) = self.window.state
+            && n + 1 < of
+        {
+            self.window.state = WindowState::Accumulating(n + 1);
+            self.window.backward_ended = false;
+            return Ok(StepOutcome::Accumulated { n: n + 1, of });
+        }
+        let reduced = self.reduced()?;
+        let verdict = self.report(&reduced).agree(&*self.comm);
+        self.check_exclusive()?;
+        let outcome = self.conclude(reduced, &verdict?)?;
+        self.end_window();
+        Ok(outcome)
+    }
+
+    /// What this rank holds now, by role.
+    pub fn memory(&self) -> RoleBytes {
+        self.buckets.iter().map(Bucket::bytes).fold(RoleBytes::default(), std::ops::Add::add)
+    }
+
+    /// The most that this rank held of each role, seen whenever the engine was called.
+    pub fn peak_memory(&self) -> RoleBytes {
+        self.peak
+    }
+
+    /// What a rank of this engine is planned to hold.
+    pub fn plan(&self) -> MemoryPlan {
+        let buckets: Vec<_> = self.buckets.iter().map(|bucket| bucket.spec().clone()).collect();
+        MemoryPlan::new(&PlanInput {
+            stage: self.options.stage,
+            precision: self.options.precision,
+            accumulation: self.options.accumulation,
+            state_count: self.optimizer.rule.state_names().len(),
+            shares_replicas: self.comm.shares_replicas(),
+            buckets: &buckets,
+            order: &self.order,
+        })
+    }
+
+    /// The collectives of the last window, from one applied or skipped step to the next.
+    pub fn step_traffic(&self) -> Traffic {
+        self.step_traffic
+    }
+
+    fn unit_event(&mut self, unit: UnitId, event: Event) -> Result<(), EngineError> {
+        self.unit_params(unit)?;
+        self.run(event)
+    }
+
+    fn run(&mut self, event: Event) -> Result<(), EngineError> {
+        let mut actions = Vec::new();
+        self.schedule.on(event, &mut actions);
+        for action in actions {
+            self.note_memory();
+            self.perform(action)?;
+        }
+        self.note_memory();
+        Ok(())
+    }
+
+    fn perform(&mut self, action: Action) -> Result<(), EngineError> {
+        let comm = &*self.comm;
+        match action {
+            Action::Unshard(id) => self.buckets[id.0].unshard(comm)?,
+            Action::Reshard(id) => self.buckets[id.0].reshard()?,
+            Action::Reduce(id, to) => {
+                let micro_batches = match self.window.state {
+                    WindowState::Accumulating(n) if self.window.backward_ended => n + 1,
+                    _ => 1,
+                };
+                self.buckets[id.0].reduce(to, micro_batches, comm)?;
+            }
+            Action::Publish(id) => self.buckets[id.0].publish(comm)?,
+            Action::Update(_) => unreachable!("conclude() updates, for it has the gradients"),
+        }
+        Ok(())
+    }
+
+    fn check_grad(&self, param: ParamId, grad: GradIn<'_>) -> Result<(), EngineError> {
+        let (index, count) = (param.0, self.specs.len());
+        let spec = self.specs.get(index);
+        let spec = spec.ok_or(EngineError::Unknown { what: "parameter", index, count })?;
+        let name = || spec.name.clone();
+        let refuse = |why: String| Err(EngineError::UnexpectedGrad { param: name(), why });
+        if grad.values.numel() != spec.numel() {
+            let (expected, got) = (spec.numel(), grad.values.numel());
+            return Err(EngineError::GradNumel { param: name(), expected, got });
+        }
+        if !spec.trainable {
+            return refuse("it is frozen".into());
+        }
+        if self.window.backward_ended {
+            return refuse("the micro-batch has ended; call step() first".into());
+        }
+        if self.params[index].arrived == spec.contributions {
+            return refuse(format!(
+                "it was declared to contribute {} times a micro-batch, and has; declare it with a \
+                 larger ParamSpec::contributions",
+                spec.contributions
+            ));
+        }
+        match self.window.loss_scale {
+            Some(scale) if scale != grad.loss_scale => refuse(format!(
+                "it has loss scale {}, the window's other gradients {}; change the scale between \
+                 windows",
+                grad.loss_scale.get(),
+                scale.get()
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn open_window(&mut self) {
+        if matches!(self.window.state, WindowState::Empty | WindowState::Consumed) {
+            self.window.state = WindowState::Accumulating(0);
+        }
+    }
+
+    /// The reduced window, by value; reduces it if nobody has.
+    pub(crate) fn reduced(&mut self) -> Result<Reduced, EngineError> {
+        self.reduce_window()?;
+        match std::mem::replace(&mut self.window.state, WindowState::Consumed) {
+            WindowState::Reduced(reduced) => Ok(reduced),
+            _ => unreachable!("reduce_window() leaves a reduced window"),
+        }
+    }
+
+    /// Takes all gradients to the optimizer's placement, once.
+    pub(crate) fn reduce_window(&mut self) -> Result<(), EngineError> {
+        let WindowState::Accumulating(n) = self.window.state else { return Ok(()) };
+        self.run(Event::Boundary)?;
+        let scale = self.window.loss_scale.unwrap_or(LossScale::ONE);
+        let world_size = self.comm.world_size().get();
+        let reduced = Reduced::new(n + 1, world_size, scale, self.options.reduction);
+        self.window.state = WindowState::Reduced(reduced);
+        Ok(())
+    }
+
+    fn report(&mut self, reduced: &Reduced) -> Report {
+        let mut squares = 0.0;
+        let bad = |bucket: &Bucket| bucket.squares(reduced.divisor(), &mut squares);
+        let non_finite = self.buckets.iter().filter_map(bad).min();
+        Report {
+            squares,
+            non_finite,
+            micro_batches: reduced.micro_batches(),
+            refuses: !self.buckets.iter_mut().all(Bucket::is_exclusive),
+            used: self.params.iter().map(|param| param.used).collect(),
+        }
+    }
+
+    fn check_exclusive(&mut self) -> Result<(), EngineError> {
+        match self.buckets.iter_mut().find_map(|bucket| (!bucket.is_exclusive()).then_some(bucket))
+        {
+            Some(bucket) => {
+                let param = self.specs[bucket.spec().params[0].0].name.clone();
+                Err(EngineError::WeightsInUse { param })
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn conclude(
+        &mut self,
+        reduced: Reduced,
+        verdict: &Verdict,
+    ) -> Result<StepOutcome, EngineError> {
+        if let Some((param, rank)) = verdict.non_finite {
+            let parameter = self.specs[param.0].name.clone();
+            return Ok(StepOutcome::Skipped { reason: SkipReason::NonFinite, parameter, rank });
+        }
+        let unscaled = reduced.unscale(verdict.norm, self.options.clip_norm);
+        let factor = f64::from(unscaled.factor());
+        let hypers = self.next_updates(&verdict.used);
+        let Self { buckets, optimizer, comm, .. } = self;
+        let call = UpdateCall { rule: &*optimizer.rule, unscaled: &unscaled, params: &hypers };
+        let mut actions = Vec::new();
+        self.schedule.on(Event::Apply, &mut actions);
+        for action in actions {
+            match action {
+                Action::Update(id) => buckets[id.0].update(&call),
+                Action::Publish(id) => buckets[id.0].publish(&**comm)?,
+                other => unreachable!("{other:?} is no part of an update"),
+            }
+        }
+        self.applied_steps += 1;
+        Ok(StepOutcome::Applied { norm_before: verdict.norm, norm_after: verdict.norm * factor })
+    }
+
+    /// Counts an update of each used parameter, and says with what it is made.
+    fn next_updates(&mut self, used: &[bool]) -> Vec<Option<(Hyper, u64)>> {
+        let factor = self.optimizer.schedule.factor(self.applied_steps);
+        let groups = &self.optimizer.groups;
+        let states = self.params.iter_mut().zip(&self.specs).zip(used);
+        let next = |((state, spec), used): ((&mut ParamState, &ParamSpec), &bool)| {
+            used.then(|| {
+                state.updates += 1;
+                let group = groups[spec.group.0];
+                let hyper = Hyper { lr: group.lr * factor, weight_decay: group.weight_decay };
+                (hyper, state.updates)
+            })
+        };
+        states.map(next).collect()
+    }
+
+    fn end_window(&mut self) {
+        self.buckets.iter_mut().for_each(Bucket::clear_grad);
+        self.params.iter_mut().for_each(|param| param.used = false);
+        self.window =
+            Window { state: WindowState::Consumed, backward_ended: false, loss_scale: None };
+        let traffic = self.comm.traffic();
+        self.step_traffic = traffic - self.step_start;
+        self.step_start = traffic;
+    }
+
+    fn note_memory(&mut self) {
+        self.peak = self.peak.max(self.memory());
+    }
+}

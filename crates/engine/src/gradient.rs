@@ -1,0 +1,195 @@
+//! A bucket's gradient, from a front-end's contributions to what the optimizer reads.
+//!
+//! There is one accumulator a bucket. Where gradients rest `Partial` it is this rank's own sum over
+//! all elements; where they rest `Sharded` it is the sum over ranks of the owned elements, and the
+//! contributions of one micro-batch are collected in a buffer that lives until they are reduced.
+
+use std::ops::Range;
+
+use oxizero_comm::{CommError, Communicator, ReduceScatter, ReduceTarget, redistribute};
+use oxizero_core::{BucketSpec, Bytes, DType, Layout, Numel, Placement, Precision, Stage};
+use oxizero_device::kernels::{self, Combine};
+use oxizero_device::{Buffer, View};
+
+/// One bucket's gradient on this rank.
+#[derive(Debug)]
+pub(crate) struct Gradient {
+    rest: Placement,
+    precision: Precision,
+    /// The dtype in which contributions are collected.
+    partial_dtype: DType,
+    /// This rank's contributions to every element. Always there where gradients rest `Partial`.
+    partial: Option<Buffer>,
+    /// By slot: contributions that `partial` holds.
+    held: Vec<usize>,
+    /// The sum over ranks of the owned elements, where gradients rest `Sharded`.
+    shard: Option<Buffer>,
+    /// Micro-batches that `shard` holds.
+    reduced: usize,
+}
+
+impl Gradient {
+    /// An empty gradient of the parameters of `spec`.
+    pub(crate) fn new(
+        stage: Stage,
+        spec: &BucketSpec,
+        precision: Precision,
+        comm: &dyn Communicator,
+    ) -> Result<Self, CommError> {
+        let rest = stage.grads();
+        let layout = &spec.layout;
+        let sent_at_once = rest != Placement::Partial && spec.contributions == 1;
+        let partial_dtype = if sent_at_once { precision.reduce } else { precision.accumulate };
+        let resting = |numel| alloc(comm, numel, precision.accumulate).map(Some);
+        let (partial, shard) = match rest {
+            Placement::Sharded => (None, resting(layout.shard_numel())?),
+            _ => (resting(layout.padded_numel())?, None),
+        };
+        let held = vec![0; layout.slot_count()];
+        Ok(Self { rest, precision, partial_dtype, partial, held, shard, reduced: 0 })
+    }
+
+    /// Adds one contribution to the parameter in `slot`.
+    pub(crate) fn contribute(
+        &mut self,
+        slot: usize,
+        grad: View<'_>,
+        layout: &Layout,
+        comm: &dyn Communicator,
+    ) -> Result<(), CommError> {
+        let mut partial = self.take_partial(layout, comm)?;
+        let combine = if self.held[slot] == 0 { Combine::Assign } else { Combine::Add };
+        kernels::accumulate(grad, partial.range_mut(layout.slot(slot)), combine);
+        self.held[slot] += 1;
+        self.partial = Some(partial);
+        Ok(())
+    }
+
+    /// Takes what this rank collected to placement `to`; `micro_batches` says over how many it was
+    /// summed. A sum of one travels in the wire dtype, a longer one in the accumulation dtype.
+    pub(crate) fn reduce(
+        &mut self,
+        to: Placement,
+        micro_batches: usize,
+        layout: &Layout,
+        comm: &dyn Communicator,
+    ) -> Result<(), CommError> {
+        let mut partial = self.take_partial(layout, comm)?;
+        self.zero_absent(&mut partial, layout);
+        let wire =
+            if micro_batches == 1 { self.precision.reduce } else { self.precision.accumulate };
+        let sent = if partial.dtype() == wire {
+            Sent { partial, kept: None }
+        } else {
+            let mut sent = alloc(comm, partial.numel(), wire)?;
+            kernels::cast(partial.view(), sent.view_mut());
+            Sent { partial: sent, kept: Some(partial) }
+        };
+        self.held.fill(0);
+        match self.rest {
+            Placement::Sharded => self.reduce_into_shard(sent, comm),
+            _ => self.reduce_in_place(sent, to, comm),
+        }
+    }
+
+    fn reduce_into_shard(&mut self, sent: Sent, comm: &dyn Communicator) -> Result<(), CommError> {
+        let shard = self.shard.take().expect("gradients that rest sharded have a shard");
+        let combine = if self.reduced == 0 { Combine::Assign } else { Combine::Add };
+        let target = ReduceTarget::Shard(shard, combine);
+        drop(sent.kept);
+        let op = ReduceScatter { partial: sent.partial, target };
+        let op = redistribute(comm, op, Placement::Sharded)?;
+        let ReduceTarget::Shard(shard, _) = op.target else {
+            unreachable!("a reduce-scatter returns its operands");
+        };
+        self.shard = Some(shard);
+        self.reduced += 1;
+        Ok(())
+    }
+
+    fn reduce_in_place(
+        &mut self,
+        sent: Sent,
+        to: Placement,
+        comm: &dyn Communicator,
+    ) -> Result<(), CommError> {
+        let target = sent.kept.map_or(ReduceTarget::InPlace, ReduceTarget::ShardOf);
+        let op = ReduceScatter { partial: sent.partial, target };
+        let op = redistribute(comm, op, to)?;
+        self.partial = Some(match op.target {
+            ReduceTarget::ShardOf(full) => full,
+            _ => op.partial,
+        });
+        Ok(())
+    }
+
+    /// The buffer of contributions, made where there is none.
+    fn take_partial(
+        &mut self,
+        layout: &Layout,
+        comm: &dyn Communicator,
+    ) -> Result<Buffer, CommError> {
+        let (numel, dtype) = (layout.padded_numel(), self.partial_dtype);
+        self.partial.take().map_or_else(|| alloc(comm, numel, dtype), Ok)
+    }
+
+    /// A parameter that did not contribute contributes zeros.
+    fn zero_absent(&self, partial: &mut Buffer, layout: &Layout) {
+        for (slot, held) in self.held.iter().enumerate() {
+            if *held == 0 {
+                partial.range_mut(layout.slot(slot)).bytes_mut().fill(0);
+            }
+        }
+    }
+
+    /// The reduced elements of `range`, a range of the bucket that this rank's optimizer updates.
+    pub(crate) fn view(&self, range: Range<usize>, shard: &Range<usize>) -> View<'_> {
+        match &self.shard {
+            Some(buffer) => buffer.range(range.start - shard.start..range.end - shard.start),
+            None => self.full().range(range),
+        }
+    }
+
+    fn full(&self) -> &Buffer {
+        self.partial.as_ref().expect("gradients that rest partial have a buffer between steps")
+    }
+
+    /// Forgets everything: the next contribution starts a new window.
+    pub(crate) fn clear(&mut self) {
+        self.held.fill(0);
+        self.reduced = 0;
+        if self.rest == Placement::Sharded {
+            self.partial = None;
+        }
+    }
+
+    /// The dtype of the accumulator.
+    pub(crate) fn dtype(&self) -> DType {
+        self.precision.accumulate
+    }
+
+    /// Bytes that rest between micro-batches, and bytes that live within one.
+    pub(crate) fn bytes(&self) -> (Bytes, Bytes) {
+        let bytes = |buffer: &Option<Buffer>| buffer.as_ref().map_or(Bytes(0), Buffer::len);
+        match self.rest {
+            Placement::Sharded => (bytes(&self.shard), bytes(&self.partial)),
+            _ => (bytes(&self.partial), Bytes(0)),
+        }
+    }
+}
+
+/// What travels, and what stays behind.
+struct Sent {
+    partial: Buffer,
+    /// The collected contributions, where they travel in another dtype.
+    kept: Option<Buffer>,
+}
+
+/// Zeroed memory that collectives move fastest.
+pub(crate) fn alloc(
+    comm: &dyn Communicator,
+    numel: Numel,
+    dtype: DType,
+) -> Result<Buffer, CommError> {
+    Ok(Buffer::new(comm.alloc(numel.bytes(dtype))?, dtype))
+}

@@ -1,0 +1,88 @@
+//! What a training run asks of the engine.
+
+use oxizero_core::{Bucketing, Bytes, ConfigError, Precision, Stage};
+use oxizero_device::REGION_ALIGN;
+use oxizero_optim::{LrSchedule, Optimizer};
+
+/// How the engine shards, accumulates and reduces. The same on every rank.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EngineOptions {
+    /// What rests sharded.
+    pub stage: Stage,
+    /// How parameters fall into buckets.
+    pub bucketing: Bucketing,
+    /// The dtypes on a gradient's way. A parameter whose dtype is not `precision.model` keeps its
+    /// own; see [`Precision::for_param`].
+    pub precision: Precision,
+    /// Micro-batches in an accumulation window; at least 1.
+    pub accumulation: usize,
+    /// What the sum over micro-batches and ranks is divided by.
+    pub reduction: Reduction,
+    /// The largest global gradient norm (p = 2) that is applied unscaled; `None` for no clipping.
+    pub clip_norm: Option<f64>,
+    /// The alignment of parameters and shards in a bucket of model weights. Front-ends that lend
+    /// weights to SIMD code want the default, 64 bytes; 1 packs them.
+    pub align: Bytes,
+}
+
+impl EngineOptions {
+    /// Stage and precision as given; a bucket a unit, windows of one micro-batch, the mean, no
+    /// clipping.
+    pub fn new(stage: Stage, precision: Precision) -> Self {
+        Self {
+            stage,
+            bucketing: Bucketing::Unit,
+            precision,
+            accumulation: 1,
+            reduction: Reduction::Mean,
+            clip_norm: None,
+            align: Bytes(REGION_ALIGN),
+        }
+    }
+
+    /// Refuses what the engine cannot run.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.precision.validate()?;
+        let refuse = |field: &str, value: String, allowed: &str| {
+            Err(ConfigError::Value { field: field.into(), value, allowed: allowed.into() })
+        };
+        if self.accumulation == 0 {
+            return refuse("accumulation", "0".into(), "1 or more micro-batches");
+        }
+        match self.clip_norm {
+            Some(norm) if !(norm > 0.0 && norm.is_finite()) => {
+                refuse("clip_norm", norm.to_string(), "a finite number above 0, or none")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What the sum of gradients over micro-batches and ranks is divided by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reduction {
+    /// By the micro-batches of the window, all ranks' together.
+    #[default]
+    Mean,
+    /// By nothing.
+    Sum,
+}
+
+/// The update rule and its hyper-parameters.
+pub struct OptimizerSetup {
+    /// The update rule.
+    pub rule: Box<dyn Optimizer>,
+    /// Learning rate and weight decay, by [`oxizero_core::OptimGroup`].
+    pub groups: Vec<GroupOptions>,
+    /// Multiplies every group's learning rate; advances once an applied step.
+    pub schedule: LrSchedule,
+}
+
+/// An optimizer group's own hyper-parameters.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GroupOptions {
+    /// The learning rate before the schedule.
+    pub lr: f64,
+    /// The weight decay coefficient.
+    pub weight_decay: f64,
+}

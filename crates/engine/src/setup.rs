@@ -1,0 +1,143 @@
+//! What is checked and made before the first step.
+
+use std::collections::HashSet;
+use std::fmt::Write;
+
+use oxizero_comm::{CommError, Communicator};
+use oxizero_core::{
+    BucketId, BucketSpec, ConfigError, DType, ParamId, ParamSpec, Rank, UnitId, assign_buckets,
+};
+use oxizero_device::Buffer;
+
+use crate::EngineError;
+use crate::bucket::{Bucket, Setting};
+use crate::engine::ParamState;
+use crate::options::{EngineOptions, OptimizerSetup};
+
+/// Refuses parameters and options that cannot be trained.
+pub(crate) fn check(
+    specs: &[ParamSpec],
+    order: &[UnitId],
+    options: &EngineOptions,
+    optimizer: &OptimizerSetup,
+) -> Result<(), EngineError> {
+    options.validate()?;
+    let mut names = HashSet::new();
+    for spec in specs {
+        let refuse =
+            |problem: String| Err(EngineError::Param { param: spec.name.clone(), problem });
+        if !names.insert(&spec.name) {
+            return refuse("two parameters have this name; names must be unique".into());
+        }
+        if spec.group.0 >= optimizer.groups.len() {
+            let (group, count) = (spec.group.0, optimizer.groups.len());
+            return refuse(format!("it is in optimizer group {group}, and there are {count}"));
+        }
+        if spec.trainable && spec.contributions == 0 {
+            return refuse("it contributes no gradients; freeze it (trainable = false)".into());
+        }
+        if !order.is_empty() && !order.contains(&spec.unit) {
+            return refuse(format!("its unit {} is not in the order of use", spec.unit));
+        }
+    }
+    for group in &optimizer.groups {
+        check_number("lr", group.lr)?;
+        check_number("weight_decay", group.weight_decay)?;
+    }
+    Ok(())
+}
+
+fn check_number(field: &str, value: f64) -> Result<(), ConfigError> {
+    if value >= 0.0 && value.is_finite() {
+        return Ok(());
+    }
+    let allowed = "a finite number, 0 or above".into();
+    Err(ConfigError::Value { field: field.into(), value: value.to_string(), allowed })
+}
+
+/// Compares what the ranks were started with.
+pub(crate) fn agree(
+    specs: &[ParamSpec],
+    order: &[UnitId],
+    options: &EngineOptions,
+    comm: &dyn Communicator,
+) -> Result<(), EngineError> {
+    let mut text = String::new();
+    write!(text, "{options:?} {order:?} {specs:?}").expect("writing to a string does not fail");
+    // FNV-1a: a fingerprint for comparison, not for security.
+    let fnv = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    let hash = text.as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, fnv);
+    let hashes = comm.exchange(&hash.to_le_bytes())?;
+    match hashes.iter().position(|other| *other != hashes[0]) {
+        Some(rank) => Err(EngineError::SetupDiffers { rank: Rank(rank) }),
+        None => Ok(()),
+    }
+}
+
+/// Makes the buckets, one after the other, from rank 0's initial weights.
+pub(crate) fn buckets(
+    specs: &[ParamSpec],
+    options: &EngineOptions,
+    optimizer: &OptimizerSetup,
+    comm: &dyn Communicator,
+    initial: &mut dyn FnMut(ParamId, &mut [f32]),
+) -> Result<Vec<Bucket>, CommError> {
+    let setting = Setting {
+        stage: options.stage,
+        precision: options.precision,
+        state_count: optimizer.rule.state_names().len(),
+        comm,
+    };
+    assign_buckets(specs, options.bucketing, comm.world_size(), options.align)
+        .into_iter()
+        .map(|spec| {
+            let initial = broadcast_initial(&spec, comm, initial)?;
+            Bucket::new(spec, &initial, &setting)
+        })
+        .collect()
+}
+
+fn broadcast_initial(
+    spec: &BucketSpec,
+    comm: &dyn Communicator,
+    initial: &mut dyn FnMut(ParamId, &mut [f32]),
+) -> Result<Buffer, CommError> {
+    let mut buffer = Buffer::heap(spec.layout.padded_numel(), DType::F32);
+    if comm.rank() == Rank(0) {
+        for (slot, param) in spec.params.iter().enumerate() {
+            initial(*param, buffer.f32_mut(spec.layout.slot(slot)));
+        }
+    }
+    comm.broadcast(buffer, Rank(0))?.wait()
+}
+
+/// The parameters of each unit, in order.
+pub(crate) fn units(specs: &[ParamSpec], order: &[UnitId]) -> Vec<Vec<ParamId>> {
+    let units = specs.iter().map(|spec| spec.unit).chain(order.iter().copied());
+    let count = units.map(|unit| unit.0 + 1).max().unwrap_or(0);
+    let mut units = vec![Vec::new(); count];
+    for (index, spec) in specs.iter().enumerate() {
+        units[spec.unit.0].push(ParamId(index));
+    }
+    units
+}
+
+/// Where each parameter lies.
+pub(crate) fn params(specs: &[ParamSpec], buckets: &[Bucket]) -> Vec<ParamState> {
+    let unplaced = ParamState { bucket: BucketId(0), slot: 0, arrived: 0, used: false, updates: 0 };
+    let mut params = vec![unplaced; specs.len()];
+    for (index, bucket) in buckets.iter().enumerate() {
+        for (slot, param) in bucket.spec().params.iter().enumerate() {
+            params[param.0].bucket = BucketId(index);
+            params[param.0].slot = slot;
+        }
+    }
+    params
+}
+
+/// By bucket: the gradients that a micro-batch gives.
+pub(crate) fn expected(specs: &[ParamSpec], buckets: &[Bucket]) -> Vec<usize> {
+    let of_bucket =
+        |bucket: &Bucket| bucket.spec().params.iter().map(|p| specs[p.0].contributions).sum();
+    buckets.iter().map(of_bucket).collect()
+}
