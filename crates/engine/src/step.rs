@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn reports_survive_the_wire() {
-        for param_count in [0, 1, 7, 8, 9, 64] {
+        for param_count in [0_usize, 1, 7, 8, 9, 64] {
             let report = Report {
                 squares: 0.1,
                 non_finite: param_count.checked_sub(1).map(ParamId),
