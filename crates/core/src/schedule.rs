@@ -17,7 +17,8 @@ pub enum Event {
     PreBackward(UnitId),
     /// The unit ran backward.
     PostBackward(UnitId),
-    /// Every gradient that the bucket expects of a micro-batch is there.
+    /// Every gradient that the bucket expects of a micro-batch is there. This may differ between
+    /// ranks, one of which did not use a parameter.
     GradsReady(BucketId),
     /// The micro-batch has no gradients left to give.
     BackwardEnd,
@@ -55,6 +56,8 @@ pub struct Schedule {
     unsharded: Vec<bool>,
     /// By bucket: every gradient of this micro-batch is there.
     ready: Vec<bool>,
+    /// By bucket: uses of its units whose backward has not ended in this micro-batch.
+    uses_left: Vec<usize>,
     /// By unit: its weights are in use, or will be next.
     wanted: Vec<bool>,
     /// Buckets `..reduce_end` have not been reduced in this micro-batch.
@@ -74,17 +77,27 @@ impl Schedule {
         let unit_count = unit_count.map(|unit| unit.0 + 1).max().unwrap_or(0);
         let bucket =
             |spec: &BucketSpec| Bucket { units: spec.units.clone(), trainable: spec.trainable };
-        Self {
+        let mut schedule = Self {
             stage,
             order,
             position: 0,
             direction: Direction::Forward,
             unsharded: vec![stage.model() == Placement::Replicated; buckets.len()],
             ready: vec![false; buckets.len()],
+            uses_left: Vec::new(),
             wanted: vec![false; unit_count],
             reduce_end: buckets.len(),
             buckets: buckets.iter().map(bucket).collect(),
-        }
+        };
+        schedule.uses_left = schedule.uses();
+        schedule
+    }
+
+    /// By bucket: how often forward uses its units.
+    fn uses(&self) -> Vec<usize> {
+        let uses =
+            |bucket: &Bucket| self.order.iter().filter(|unit| bucket.units.contains(unit)).count();
+        self.buckets.iter().map(uses).collect()
     }
 
     /// Appends to `actions` what `event` calls for.
@@ -109,12 +122,15 @@ impl Schedule {
                 self.reshard(unit, next, actions);
             }
             Event::PostBackward(unit) => {
+                self.end_use(unit, actions);
                 let next = self.position.checked_sub(1).map(|previous| self.order[previous]);
                 self.reshard(unit, next, actions);
             }
             Event::GradsReady(bucket) => {
-                self.ready[bucket.0] = true;
-                self.reduce_ready(actions);
+                if self.stage.model() == Placement::Replicated {
+                    self.ready[bucket.0] = true;
+                    self.reduce_ready(actions);
+                }
             }
             Event::BackwardEnd => self.end_micro_batch(actions),
             Event::Boundary => self.reduce_window(actions),
@@ -172,6 +188,19 @@ impl Schedule {
         }
     }
 
+    /// Where weights are gathered, gathers and reductions take turns, and a reduction may not
+    /// depend on which gradients this rank has: it follows the backward of the bucket's last use.
+    fn end_use(&mut self, unit: UnitId, actions: &mut Vec<Action>) {
+        for (index, bucket) in self.buckets.iter().enumerate() {
+            let used = bucket.units.contains(&unit) && self.uses_left[index] > 0;
+            self.uses_left[index] -= usize::from(used);
+            if used && self.uses_left[index] == 0 && self.stage.model() == Placement::Sharded {
+                self.ready[index] = true;
+            }
+        }
+        self.reduce_ready(actions);
+    }
+
     /// Reduces from the last bucket to the first: an early bucket waits for its turn.
     fn reduce_ready(&mut self, actions: &mut Vec<Action>) {
         while let Some(index) = self.reduce_end.checked_sub(1) {
@@ -191,6 +220,7 @@ impl Schedule {
         self.ready.fill(true);
         self.reduce_ready(actions);
         self.ready.fill(false);
+        self.uses_left = self.uses();
         self.reduce_end = self.buckets.len();
         self.wanted.fill(false);
         (self.position, self.direction) = (0, Direction::Forward);
@@ -344,6 +374,47 @@ mod tests {
             assert_eq!(early, []);
             let late = run(&mut schedule, [Event::GradsReady(BucketId(2)), Event::BackwardEnd]);
             assert_eq!(late, [2, 1, 0].map(reduce));
+        }
+    }
+
+    #[test]
+    fn a_rank_without_some_gradients_asks_for_the_same_in_the_same_order() {
+        let order: Vec<_> = [0, 1, 2, 3, 0].map(UnitId).into();
+        for stage in Stage::ALL {
+            for bucketing in [Bucketing::Unit, Bucketing::Bytes(Bytes(2 * 16))] {
+                let buckets = buckets(4, bucketing);
+                let actions = [usize::MAX, 0, 1].map(|lacking| {
+                    let mut schedule = Schedule::new(stage, &buckets, order.clone());
+                    let grads = |unit: UnitId| {
+                        let bucket = buckets.iter().position(|b| b.units.last() == Some(&unit));
+                        bucket.filter(|bucket| *bucket != lacking).map(BucketId)
+                    };
+                    let events = micro_batch(&order).into_iter().flat_map(|event| match event {
+                        Event::PostBackward(unit) => {
+                            [grads(unit).map(Event::GradsReady), Some(event)]
+                        }
+                        _ => [None, Some(event)],
+                    });
+                    run(&mut schedule, events.flatten().chain([Event::Boundary]))
+                });
+                assert_eq!(actions[0], actions[1], "{stage:?}");
+                assert_eq!(actions[0], actions[2], "{stage:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_tied_unit_is_reduced_after_its_last_use() {
+        let order: Vec<_> = [0, 1, 0].map(UnitId).into();
+        let buckets = buckets(2, Bucketing::Unit);
+        let mut schedule = Schedule::new(Stage::Zero3, &buckets, order.clone());
+        for _ in 0..2 {
+            let actions = run(&mut schedule, micro_batch(&order));
+            let reduced = actions.iter().filter(|action| matches!(action, Action::Reduce(..)));
+            let expected = [1, 0].map(|b| Action::Reduce(BucketId(b), Placement::Sharded));
+            assert_eq!(reduced.copied().collect::<Vec<_>>(), expected);
+            let last = actions.iter().rposition(|action| matches!(action, Action::Unshard(_)));
+            assert!(last < actions.iter().position(|action| *action == expected[1]));
         }
     }
 
