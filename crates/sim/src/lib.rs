@@ -2,3 +2,11 @@
 //!
 //! Test support: nothing in the product depends on this crate.
 #![forbid(unsafe_code)]
+
+pub mod oracle;
+mod rounding;
+pub mod trial;
+pub mod watched;
+pub mod world;
+
+pub use rounding::round;

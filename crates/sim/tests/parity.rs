@@ -1,0 +1,221 @@
+//! Every stage trains exactly as the oracle does, whatever else is chosen.
+//!
+//! Weights and gradients are compared to the bit, in every step, on every rank; norms to 1e-12, for
+//! they add in f64 in another order.
+
+use std::time::Duration;
+
+use oxizero::{EngineOptions, GroupOptions, Reduction};
+use oxizero_core::{
+    Bucketing, Bytes, DType, OptimGroup, ParamSpec, Precision, Random, Stage, UnitId,
+};
+use oxizero_sim::oracle::Rule;
+use oxizero_sim::trial::{At, Trained, Trial};
+use oxizero_sim::watched::{Delays, Plan};
+use oxizero_sim::world;
+
+const ADAMW: Rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
+const ADAM: Rule = Rule::Adam { beta1: 0.4, beta2: 0.99, eps: 1e-6 };
+const SGD: Rule = Rule::Sgd { momentum: 0.9 };
+
+#[test]
+fn stage_0_trains_as_the_oracle() {
+    each_choice(Stage::Zero0);
+}
+
+#[test]
+fn stage_1_trains_as_the_oracle() {
+    each_choice(Stage::Zero1);
+}
+
+#[test]
+fn stage_2_trains_as_the_oracle() {
+    each_choice(Stage::Zero2);
+}
+
+#[test]
+fn stage_3_trains_as_the_oracle() {
+    each_choice(Stage::Zero3);
+}
+
+/// Ranks x accumulation x clipping x dtype x bucket sizes; the rule changes along the way.
+fn each_choice(stage: Stage) {
+    let mut rules = [ADAMW, ADAM, SGD].into_iter().cycle();
+    for ranks in 1..=4 {
+        for accumulation in 1..=3 {
+            for clip_norm in [None, Some(2.5)] {
+                for model in [DType::Bf16, DType::F32] {
+                    let options = EngineOptions {
+                        accumulation,
+                        clip_norm,
+                        align: Bytes(if ranks % 2 == 0 { 1 } else { 64 }),
+                        ..EngineOptions::new(stage, Precision::of_model(model))
+                    };
+                    let rule = rules.next().expect("a cycle does not end");
+                    assert_parity_in_every_bucketing(&Trial { ranks, rule, ..model_of(options) });
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_precision_trains_as_the_oracle() {
+    use DType::{Bf16, F16, F32};
+    let choices = [
+        (Bf16, F32, F32),
+        (Bf16, Bf16, Bf16),
+        (Bf16, F16, F32),
+        (F16, F16, F32),
+        (F16, F16, F16),
+        (F32, Bf16, F32),
+    ];
+    for (model, reduce, accumulate) in choices {
+        for stage in Stage::ALL {
+            for accumulation in [1, 2] {
+                let precision = Precision { reduce, accumulate, ..Precision::of_model(model) };
+                let options =
+                    EngineOptions { accumulation, ..EngineOptions::new(stage, precision) };
+                assert_parity(&Trial { ranks: 3, ..model_of(options) });
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_and_loss_scales_train_as_the_oracle() {
+    let choices = [(Reduction::Sum, 1.0), (Reduction::Mean, 1024.0), (Reduction::Sum, 3.0)];
+    for stage in Stage::ALL {
+        for (reduction, loss_scale) in choices {
+            let options = EngineOptions {
+                reduction,
+                accumulation: 2,
+                clip_norm: Some(1.0),
+                ..EngineOptions::new(stage, Precision::of_model(DType::Bf16))
+            };
+            assert_parity(&Trial { ranks: 2, loss_scale, ..model_of(options) });
+        }
+    }
+}
+
+#[test]
+fn delays_change_nothing() {
+    for stage in Stage::ALL {
+        let precision = Precision::of_model(DType::Bf16);
+        let options = EngineOptions { accumulation: 2, ..EngineOptions::new(stage, precision) };
+        let trial = Trial { ranks: 3, ..model_of(options) };
+        let expected = trial.oracle();
+        for seed in 0..3 {
+            let delays = Some(Delays { seed, max: Duration::from_micros(200) });
+            let plan = Plan { delays, death: None };
+            let (ended, _) = world::run_watched(3, plan, |comm| trial.engine(comm).map(|(t, _)| t));
+            for trained in ended {
+                let trained = trained.expect("nothing fails");
+                assert_same(&trained, &expected, &format!("{stage:?}, seed {seed}"));
+            }
+        }
+    }
+}
+
+/// A small model with everything that is odd about parameters.
+fn model_of(options: EngineOptions) -> Trial {
+    let model = options.precision.model;
+    let spec =
+        |unit: usize, name: &str, shape: &[usize]| ParamSpec::new(name, shape, model, UnitId(unit));
+    let other = if model == DType::F32 { DType::Bf16 } else { DType::F32 };
+    let specs = vec![
+        spec(0, "empty at the start", &[0, 8]),
+        ParamSpec { contributions: 2, ..spec(0, "tied", &[5, 3]) },
+        spec(1, "odd", &[17]),
+        ParamSpec { group: OptimGroup(1), ..spec(1, "single", &[1]) },
+        ParamSpec { trainable: false, ..spec(1, "frozen", &[7]) },
+        ParamSpec { trainable: false, ..spec(2, "alone and frozen", &[3]) },
+        spec(3, "never used", &[4]),
+        ParamSpec { group: OptimGroup(1), ..spec(3, "sometimes used", &[5]) },
+        ParamSpec { dtype: other, ..spec(4, "of another dtype", &[33]) },
+        spec(4, "large", &[7, 9]),
+        spec(4, "empty at the end", &[0]),
+    ];
+    let initial = |(index, spec): (usize, &ParamSpec)| {
+        let mut random = Random::for_path(1, &[index as u64]);
+        (0..spec.numel().0).map(|_| random.normal()).collect()
+    };
+    Trial {
+        initial: specs.iter().enumerate().map(initial).collect(),
+        specs,
+        options,
+        rule: ADAMW,
+        groups: vec![
+            GroupOptions { lr: 0.0314, weight_decay: 0.1 },
+            GroupOptions { lr: 0.1, weight_decay: 0.0 },
+        ],
+        ranks: 1,
+        steps: 4,
+        loss_scale: 1.0,
+        backward,
+    }
+}
+
+/// Depends on the weights, so that a stale one shows, and is exact in no dtype.
+fn backward(at: At, weights: &[f32]) -> Vec<Vec<f32>> {
+    let contributions = match at.param {
+        1 => 2 - at.micro % 2,
+        6 => 0,
+        7 => usize::from((at.step + at.micro + at.rank) % 3 == 0),
+        _ => 1,
+    };
+    let contribution = |turn: usize| {
+        let path = [at.step, at.micro, at.rank, at.param, turn].map(|part| part as u64);
+        let mut random = Random::for_path(2, &path);
+        weights.iter().map(|weight| random.normal() + 0.3 * weight).collect()
+    };
+    (0..contributions).map(contribution).collect()
+}
+
+fn assert_parity_in_every_bucketing(trial: &Trial) {
+    let expected = trial.oracle();
+    let by_bytes = [1, 40, 200, 1 << 20].map(|bytes| Bucketing::Bytes(Bytes(bytes)));
+    for bucketing in by_bytes.into_iter().chain([Bucketing::Unit]) {
+        let options = EngineOptions { bucketing, ..trial.options.clone() };
+        assert_trains_to(&Trial { options, ..trial.clone() }, &expected);
+    }
+}
+
+fn assert_parity(trial: &Trial) {
+    assert_trains_to(trial, &trial.oracle());
+}
+
+fn assert_trains_to(trial: &Trial, expected: &Trained) {
+    assert!(expected.outcomes.iter().all(Option::is_some), "every step of the trial applies");
+    for (rank, trained) in trial.run().iter().enumerate() {
+        let context = format!(
+            "rank {rank} of {}, {:?}, loss scale {}, {:?}",
+            trial.ranks, trial.rule, trial.loss_scale, trial.options
+        );
+        assert_same(trained, expected, &context);
+    }
+}
+
+fn assert_same(trained: &Trained, expected: &Trained, context: &str) {
+    for (norm, right) in trained.outcomes.iter().zip(&expected.outcomes) {
+        let (norm, right) = (norm.expect("applied"), right.expect("applied"));
+        assert!((norm - right).abs() <= 1e-12 * right, "norm {norm}, not {right}: {context}");
+    }
+    for (step, (grads, right)) in trained.grads.iter().zip(&expected.grads).enumerate() {
+        for (param, (grad, right)) in grads.iter().zip(right).enumerate() {
+            assert_bits(grad, right, &format!("gradient {param} of step {step}: {context}"));
+        }
+    }
+    assert_eq!(trained.grads.len(), expected.grads.len());
+    for (param, (weights, right)) in trained.weights.iter().zip(&expected.weights).enumerate() {
+        assert_bits(weights, right, &format!("weight {param}: {context}"));
+    }
+}
+
+/// Equal bits; but zeros of either sign are equal.
+fn assert_bits(values: &[f32], expected: &[f32], context: &str) {
+    assert_eq!(values.len(), expected.len(), "{context}");
+    for (index, (value, right)) in values.iter().zip(expected).enumerate() {
+        assert!(value == right, "element {index} is {value:e}, not {right:e}: {context}");
+    }
+}
