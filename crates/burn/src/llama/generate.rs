@@ -23,13 +23,14 @@ pub fn generate<E>(
     count: usize,
     context: usize,
     sampling: Sampling,
+    device: &Device,
     mut logits: impl FnMut(&Tokens) -> Result<Tensor<3>, E>,
 ) -> Result<(), E> {
     assert!(!tokens.is_empty(), "a sample starts from at least one token");
     let mut random = Random::new(sampling.seed);
     for _ in 0..count {
         let seen = &tokens[tokens.len().saturating_sub(context)..];
-        let logits = logits(&sequence(seen))?;
+        let logits = logits(&sequence(seen, device))?;
         let [_, positions, vocab_size] = logits.dims();
         let last = logits.narrow(1, positions - 1, 1).reshape([vocab_size]);
         tokens.push(choose(last, sampling.temperature, &mut random));
@@ -37,10 +38,10 @@ pub fn generate<E>(
     Ok(())
 }
 
-fn sequence(tokens: &[usize]) -> Tokens {
+fn sequence(tokens: &[usize], device: &Device) -> Tokens {
     let ids: Vec<i64> = tokens.iter().map(|token| *token as i64).collect();
     let data = TensorData::new(ids, [1, tokens.len()]);
-    Tokens { tokens: Tensor::<2, Int>::from_data(data, &Device::flex()), targets: None }
+    Tokens { tokens: Tensor::<2, Int>::from_data(data, device), targets: None }
 }
 
 fn choose(logits: Tensor<1>, temperature: f32, random: &mut Random) -> usize {

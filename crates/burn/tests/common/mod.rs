@@ -2,6 +2,8 @@
 //! unit, and two drivers walk a chain.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
+pub mod mlp;
+
 use std::sync::Arc;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
