@@ -1,1 +1,54 @@
-fn main() {}
+//! The `oxizero` command: reads arguments, files and the environment, starts ranks, and shows what
+//! they do. Holds nothing that a library user would want.
+#![forbid(unsafe_code)]
+
+mod args;
+mod data;
+mod error;
+mod job;
+mod launch;
+mod plan;
+mod progress;
+mod rank;
+mod report;
+mod run_folder;
+mod setup;
+mod trainer;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::{Arguments, Command, TrainArguments};
+use crate::data::Corpus;
+use crate::error::CliError;
+use crate::job::Job;
+
+/// Training allocates large blocks in every step; the system's allocator hands them back each time.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    if let Some(seat) = launch::Seat::from_environment() {
+        return launch::run_seat(seat);
+    }
+    let done = match Arguments::parse().command {
+        Command::Train(arguments) => train(&arguments),
+        Command::Plan(overrides) => overrides.config().and_then(|config| plan::show(&config)),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            error.exit_code()
+        }
+    }
+}
+
+/// Everything that can be refused is, before the folder is made and a rank is started.
+fn train(arguments: &TrainArguments) -> Result<(), CliError> {
+    let config = arguments.overrides.config()?;
+    let corpus = Corpus::load(&config)?;
+    let folder = run_folder::create(&config)?;
+    launch::run(&Job { config, folder, json: arguments.json, corpus })
+}

@@ -256,7 +256,7 @@ deadline_seconds = 11.5
             "data.validation_fraction = 1.0",
             "run.folder = ''",
             "run.ranks = 0",
-            "run.ranks = 5000",
+            "run.ranks = 65",
             "run.threads_per_rank = 0",
             "run.deadline_seconds = 0.0",
         ];

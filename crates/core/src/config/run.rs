@@ -5,6 +5,9 @@ use serde::{Deserialize, Serialize};
 use super::check;
 use crate::ConfigError;
 
+/// The most ranks on one machine.
+const RANKS_MAX: usize = 64;
+
 /// The text to train and validate on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -72,7 +75,7 @@ impl DataConfig {
 impl RunConfig {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         check::path("run.folder", self.folder.as_deref())?;
-        check::count("run.ranks", self.ranks, 1..=1024)?;
+        check::count("run.ranks", self.ranks, 1..=RANKS_MAX)?;
         if let Some(threads) = self.threads_per_rank {
             check::count("run.threads_per_rank", threads, 1..=1024)?;
         }

@@ -1,0 +1,174 @@
+//! The command line. A flag overrides the configuration's field.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Parser, Subcommand};
+use oxizero_core::config::Launch;
+use oxizero_core::{Config, Stage};
+
+use crate::error::CliError;
+
+/// Trains models sharded over ranks: ZeRO stages 0 to 3.
+#[derive(Debug, Parser)]
+#[command(name = "oxizero", version, arg_required_else_help = true)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Train a transformer on bytes of text, over several ranks of this machine.
+    Train(TrainArguments),
+    /// Show how many bytes each rank would hold, before anything is allocated.
+    Plan(Overrides),
+}
+
+/// `oxizero train`.
+#[derive(Debug, Args)]
+pub(crate) struct TrainArguments {
+    #[command(flatten)]
+    pub(crate) overrides: Overrides,
+    /// Print one JSON object a line, and nothing else.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The configuration and what overrides it.
+#[derive(Debug, Default, Args)]
+pub(crate) struct Overrides {
+    /// A TOML file; every field has a default.
+    #[arg(value_name = "CONFIG.toml")]
+    config: Option<PathBuf>,
+    /// Ranks to start [run.ranks].
+    #[arg(long, value_name = "N")]
+    ranks: Option<usize>,
+    /// ZeRO stage, 0 to 3 [zero.stage].
+    #[arg(long, value_name = "S", value_parser = stage)]
+    stage: Option<Stage>,
+    /// Optimizer steps [train.steps].
+    #[arg(long, value_name = "K")]
+    steps: Option<usize>,
+    /// A text file, or a folder of them; the Rust sources of this build if absent [data.path].
+    #[arg(long, value_name = "PATH")]
+    data: Option<String>,
+    /// Seed of weights, data order and split [train.seed].
+    #[arg(long, value_name = "SEED")]
+    seed: Option<u64>,
+    /// Ranks are threads of one process [run.launch].
+    #[arg(long)]
+    in_process: bool,
+    /// Threads a rank calculates with [run.threads_per_rank].
+    #[arg(long, value_name = "T")]
+    threads_per_rank: Option<usize>,
+    /// Sequences in a rank's micro-batch [train.micro_batch_size].
+    #[arg(long, value_name = "B")]
+    micro_batch: Option<usize>,
+    /// Micro-batches a rank accumulates before a step [train.gradient_accumulation_steps].
+    #[arg(long, value_name = "A")]
+    accumulation: Option<usize>,
+    /// Most bytes of weights in a bucket; a bucket a unit if absent [zero.bucket_bytes_max].
+    #[arg(long, value_name = "BYTES")]
+    bucket_bytes: Option<usize>,
+    /// Where results go; a new or an empty folder [run.folder].
+    #[arg(long, value_name = "DIR")]
+    run_folder: Option<String>,
+}
+
+impl Overrides {
+    /// The configuration file with the flags in, validated.
+    pub(crate) fn config(&self) -> Result<Config, CliError> {
+        let mut config = match &self.config {
+            Some(path) => read_config(path)?,
+            None => Config::default(),
+        };
+        self.apply(&mut config);
+        config.validate()?;
+        Ok(config)
+    }
+
+    fn apply(&self, config: &mut Config) {
+        set(&mut config.run.ranks, self.ranks);
+        set(&mut config.zero.stage, self.stage);
+        set(&mut config.train.steps, self.steps);
+        set(&mut config.train.seed, self.seed);
+        set(&mut config.train.micro_batch_size, self.micro_batch);
+        set(&mut config.train.gradient_accumulation_steps, self.accumulation);
+        set(&mut config.run.launch, self.in_process.then_some(Launch::Threads));
+        set_some(&mut config.data.path, &self.data);
+        set_some(&mut config.run.threads_per_rank, &self.threads_per_rank);
+        set_some(&mut config.zero.bucket_bytes_max, &self.bucket_bytes);
+        set_some(&mut config.run.folder, &self.run_folder);
+        // A short trial run with --steps needs no second flag to shorten the warm-up.
+        if self.steps.is_some() {
+            config.schedule.warmup_steps = config.schedule.warmup_steps.min(config.train.steps);
+        }
+    }
+}
+
+fn read_config(path: &Path) -> Result<Config, CliError> {
+    let text = std::fs::read_to_string(path).map_err(CliError::path("read", path))?;
+    Config::from_toml(&text).map_err(|why| CliError::ConfigFile { path: path.into(), why })
+}
+
+fn set<T: Copy>(field: &mut T, flag: Option<T>) {
+    *field = flag.unwrap_or(*field);
+}
+
+fn set_some<T: Clone>(field: &mut Option<T>, flag: &Option<T>) {
+    if flag.is_some() {
+        field.clone_from(flag);
+    }
+}
+
+fn stage(text: &str) -> Result<Stage, String> {
+    let number: u8 = text.parse().map_err(|_| "allowed: 0, 1, 2, 3".to_owned())?;
+    Stage::try_from(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn overrides(flags: &str) -> Overrides {
+        let words = ["oxizero", "plan"].into_iter().chain(flags.split_whitespace());
+        match Arguments::try_parse_from(words).unwrap().command {
+            Command::Plan(overrides) => overrides,
+            Command::Train(_) => unreachable!("plan was asked for"),
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        <Arguments as clap::CommandFactory>::command().debug_assert();
+    }
+
+    #[test]
+    fn every_flag_overrides_its_field() {
+        let flags = "--ranks 3 --stage 1 --steps 9 --data d --seed 4 --in-process \
+                     --threads-per-rank 2 --micro-batch 5 --accumulation 6 --bucket-bytes 7 \
+                     --run-folder f";
+        let config = overrides(flags).config().unwrap();
+        let mut expected = Config::default();
+        expected.run.ranks = 3;
+        expected.zero.stage = Stage::Zero1;
+        expected.train.steps = 9;
+        expected.schedule.warmup_steps = 9;
+        expected.data.path = Some("d".into());
+        expected.train.seed = 4;
+        expected.run.launch = Launch::Threads;
+        expected.run.threads_per_rank = Some(2);
+        expected.train.micro_batch_size = 5;
+        expected.train.gradient_accumulation_steps = 6;
+        expected.zero.bucket_bytes_max = Some(7);
+        expected.run.folder = Some("f".into());
+        assert_eq!(config, expected);
+    }
+
+    #[test]
+    fn flags_are_validated_with_the_configuration() {
+        let error = overrides("--ranks 0").config().unwrap_err();
+        assert!(error.to_string().contains("run.ranks = 0"), "{error}");
+    }
+}

@@ -1,0 +1,14 @@
+//! Text in: which files, which bytes, and which of them train.
+//!
+//! Tokens are bytes. Everything here depends on the files' content, their relative paths and the
+//! seed alone, so that every machine draws the same batches from the same text.
+
+mod batches;
+mod corpus;
+mod entropy;
+mod files;
+mod sources;
+
+pub(crate) use batches::{Batches, Sampler, evaluation_batches};
+pub(crate) use corpus::Corpus;
+pub(crate) use entropy::{bigram_entropy, bits_per_byte};

@@ -1,0 +1,99 @@
+//! What every rank of a run is given: the configuration, the text, where results go.
+
+use std::io::{self, Read, Write};
+use std::path::PathBuf;
+
+use oxizero_core::Config;
+use serde::{Deserialize, Serialize};
+
+use crate::data::Corpus;
+
+/// A run, ready to start.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Job {
+    /// Validated.
+    pub(crate) config: Config,
+    /// The run's folder; it exists.
+    pub(crate) folder: PathBuf,
+    /// Whether output is for programs.
+    pub(crate) json: bool,
+    /// The text, longer than a sequence on both sides of the split.
+    pub(crate) corpus: Corpus,
+}
+
+/// What precedes the text on the way to a rank's process.
+#[derive(Serialize, Deserialize)]
+struct Header {
+    config: String,
+    folder: PathBuf,
+    json: bool,
+    description: String,
+    train_bytes: usize,
+    validation_bytes: usize,
+}
+
+impl Job {
+    /// Writes the job for [`receive`](Self::receive). The text itself is sent, not its place, so
+    /// that ranks cannot see different files.
+    pub(crate) fn send(&self, to: &mut dyn Write) -> io::Result<()> {
+        let header = Header {
+            config: self.config.to_toml(),
+            folder: self.folder.clone(),
+            json: self.json,
+            description: self.corpus.description.clone(),
+            train_bytes: self.corpus.train.len(),
+            validation_bytes: self.corpus.validation.len(),
+        };
+        let header = serde_json::to_vec(&header)?;
+        to.write_all(&(header.len() as u64).to_le_bytes())?;
+        to.write_all(&header)?;
+        to.write_all(&self.corpus.train)?;
+        to.write_all(&self.corpus.validation)
+    }
+
+    /// Reads what [`send`](Self::send) wrote.
+    pub(crate) fn receive(from: &mut dyn Read) -> io::Result<Self> {
+        let mut length = [0; 8];
+        from.read_exact(&mut length)?;
+        let header: Header = serde_json::from_slice(&read(from, u64::from_le_bytes(length))?)?;
+        let config = Config::from_toml(&header.config).map_err(io::Error::other)?;
+        let corpus = Corpus {
+            train: read(from, header.train_bytes as u64)?,
+            validation: read(from, header.validation_bytes as u64)?,
+            description: header.description,
+        };
+        Ok(Self { config, folder: header.folder, json: header.json, corpus })
+    }
+}
+
+/// Exactly `bytes` bytes, without trusting the number before they have come.
+fn read(from: &mut dyn Read, bytes: u64) -> io::Result<Vec<u8>> {
+    let mut content = Vec::new();
+    from.take(bytes).read_to_end(&mut content)?;
+    match content.len() as u64 == bytes {
+        true => Ok(content),
+        false => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_arrives_as_it_was_sent_or_not_at_all() {
+        let corpus = Corpus {
+            train: b"to be\0or not".to_vec(),
+            validation: b"to be\n".to_vec(),
+            description: "\"Hamlet\"\nin part".into(),
+        };
+        let folder = PathBuf::from("runs/a b");
+        let job = Job { config: Config::default(), folder, json: true, corpus };
+        let mut sent = Vec::new();
+        job.send(&mut sent).unwrap();
+        assert_eq!(Job::receive(&mut sent.as_slice()).unwrap(), job);
+        for end in 0..sent.len() {
+            Job::receive(&mut &sent[..end]).unwrap_err();
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Ranks as processes: this executable once more for each, watched until the last has ended.
+//!
+//! A rank's process learns its seat from the environment and its job from its standard input. It
+//! dies with its parent, so that no rank outlives the command, however the command ends.
+
+use std::env;
+use std::io::{BufRead, BufReader, BufWriter, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, ChildStderr, Command, ExitCode, ExitStatus, Stdio};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use oxizero_comm::shm;
+use oxizero_core::{Rank, WorldSize};
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+
+use super::threads_per_rank;
+use crate::error::CliError;
+use crate::job::Job;
+use crate::rank;
+
+const RANK: &str = "OXIZERO_RANK";
+const WORLD_SIZE: &str = "OXIZERO_WORLD_SIZE";
+const RENDEZVOUS: &str = "OXIZERO_RENDEZVOUS";
+const PARENT: &str = "OXIZERO_PARENT";
+
+/// What a failing rank's last line starts with; the parent shows it once.
+const ERROR_MARK: &str = "oxizero-rank-error: ";
+/// Exit code of a rank that failed only because another one did.
+const CONSEQUENCE: u8 = 3;
+/// How long the others have to see that a rank failed, before they are killed.
+const GRACE: Duration = Duration::from_millis(700);
+const POLL: Duration = Duration::from_millis(10);
+
+/// Starts the ranks, hands them the job, and waits for their end.
+pub(super) fn run(job: &Job) -> Result<(), CliError> {
+    let private = std::fs::Permissions::from_mode(0o700);
+    let folder = tempfile::Builder::new().prefix("oxizero-").permissions(private).tempdir();
+    let folder =
+        folder.map_err(|error| CliError::Start(format!("no temporary folder: {error}")))?;
+    let mut ranks = Ranks { running: Vec::new() };
+    for rank in 0..job.config.run.ranks {
+        let seat = folder.path().join("rendezvous");
+        ranks.running.push(RankProcess::start(Rank(rank), job, seat)?);
+    }
+    for rank in &mut ranks.running {
+        rank.hand_over(job);
+    }
+    ranks.watch()
+}
+
+/// Kills what still runs when it is dropped.
+struct Ranks {
+    running: Vec<RankProcess>,
+}
+
+struct RankProcess {
+    rank: Rank,
+    child: Child,
+    /// Shows what the rank writes to standard error; returns its marked error.
+    errors: Option<JoinHandle<Option<String>>>,
+}
+
+/// How a rank failed.
+struct Failure {
+    rank: Rank,
+    why: String,
+    /// Only because another rank failed before.
+    is_consequence: bool,
+}
+
+impl RankProcess {
+    fn start(rank: Rank, job: &Job, rendezvous: PathBuf) -> Result<Self, CliError> {
+        let refused = |error| CliError::Start(format!("rank {rank}: {error}"));
+        let stdout = if rank == Rank(0) { Stdio::inherit() } else { Stdio::null() };
+        let mut child = Command::new(env::current_exe().map_err(refused)?)
+            .env(RANK, rank.to_string())
+            .env(WORLD_SIZE, job.config.run.ranks.to_string())
+            .env(RENDEZVOUS, rendezvous)
+            .env(PARENT, std::process::id().to_string())
+            .env("RAYON_NUM_THREADS", threads_per_rank(&job.config.run).to_string())
+            .stdin(Stdio::piped())
+            .stdout(stdout)
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(refused)?;
+        let stderr = child.stderr.take().expect("standard error is piped");
+        let errors = Some(thread::spawn(move || forward(rank, stderr)));
+        Ok(Self { rank, child, errors })
+    }
+
+    fn hand_over(&mut self, job: &Job) {
+        let stdin = self.child.stdin.take().expect("standard input is piped");
+        let mut stdin = BufWriter::new(stdin);
+        // A rank that has ended does not take its job; `watch` sees that it ended, and how.
+        let _ended = job.send(&mut stdin).and_then(|()| stdin.flush());
+    }
+
+    /// How the rank failed, given that it ended with `status`.
+    fn failure(&mut self, status: ExitStatus) -> Option<Failure> {
+        let said = self.errors.take().and_then(|errors| errors.join().ok().flatten());
+        if status.success() {
+            return None;
+        }
+        let is_consequence = status.code() == Some(CONSEQUENCE.into());
+        let why = match (said, status.signal()) {
+            (_, Some(signal)) => format!("was killed by signal {signal}"),
+            (Some(said), None) => format!("failed: {said}"),
+            (None, None) => format!("ended without a result ({status})"),
+        };
+        Some(Failure { rank: self.rank, why, is_consequence })
+    }
+}
+
+impl Ranks {
+    /// Waits until all ranks have ended, or one has failed and the others had their time.
+    fn watch(mut self) -> Result<(), CliError> {
+        let (mut failures, mut kill_at) = (Vec::new(), None);
+        while !self.running.is_empty() && kill_at.is_none_or(|at| Instant::now() < at) {
+            let mut still = Vec::new();
+            for mut rank in std::mem::take(&mut self.running) {
+                match rank.child.try_wait() {
+                    Ok(None) => still.push(rank),
+                    Ok(Some(status)) => failures.extend(rank.failure(status)),
+                    Err(error) => return Err(CliError::Start(error.to_string())),
+                }
+            }
+            self.running = still;
+            if !failures.is_empty() && kill_at.is_none() {
+                kill_at = Some(Instant::now() + GRACE);
+            }
+            thread::sleep(POLL);
+        }
+        let cause = failures.into_iter().min_by_key(|failure| failure.is_consequence);
+        cause.map_or(Ok(()), |Failure { rank, why, .. }| Err(CliError::Rank { rank, why }))
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for rank in &mut self.running {
+            // Only a rank that has ended cannot be killed or waited for.
+            let _ended = rank.child.kill().and_then(|()| rank.child.wait());
+        }
+    }
+}
+
+/// Passes on what a rank writes, line by line; keeps the line that is marked.
+fn forward(rank: Rank, stderr: ChildStderr) -> Option<String> {
+    let mut marked = None;
+    for line in BufReader::new(stderr).split(b'\n').map_while(Result::ok) {
+        let line = String::from_utf8_lossy(&line);
+        match line.strip_prefix(ERROR_MARK) {
+            Some(error) => marked = Some(error.to_owned()),
+            None => eprintln!("rank {rank}: {line}"),
+        }
+    }
+    marked
+}
+
+/// A rank's place, as its process finds it in the environment.
+pub(crate) struct Seat {
+    rank: Rank,
+    world_size: WorldSize,
+    rendezvous: PathBuf,
+    parent: Option<Pid>,
+}
+
+impl Seat {
+    /// `None` if this process is not a rank.
+    pub(crate) fn from_environment() -> Option<Self> {
+        let number = |name| env::var(name).ok()?.parse::<usize>().ok();
+        Some(Self {
+            rank: Rank(number(RANK)?),
+            world_size: WorldSize::new(number(WORLD_SIZE)?)?,
+            rendezvous: env::var_os(RENDEZVOUS)?.into(),
+            parent: number(PARENT).and_then(|pid| Pid::from_raw(pid.try_into().ok()?)),
+        })
+    }
+}
+
+/// A rank's whole process.
+pub(crate) fn run_seat(seat: Seat) -> ExitCode {
+    // Refused only for a signal that does not exist.
+    let _set = set_parent_process_death_signal(Some(Signal::KILL));
+    if getppid() != seat.parent {
+        return ExitCode::from(CONSEQUENCE); // the parent died before the line above
+    }
+    let ended = connect_and_run(seat);
+    let Err((why, code)) = ended else { return ExitCode::SUCCESS };
+    eprintln!("{ERROR_MARK}{}", why.replace('\n', " "));
+    ExitCode::from(code)
+}
+
+fn connect_and_run(seat: Seat) -> Result<(), (String, u8)> {
+    let job = Job::receive(&mut std::io::stdin().lock())
+        .map_err(|error| (format!("the job did not arrive: {error}"), CONSEQUENCE))?;
+    let options = shm::Options {
+        rank: seat.rank,
+        world_size: seat.world_size,
+        socket: seat.rendezvous.clone(),
+        deadline: Duration::from_secs_f64(job.config.run.deadline_seconds),
+    };
+    let code = |is_consequence| if is_consequence { CONSEQUENCE } else { 1 };
+    let comm = shm::connect(options).map_err(|error| (error.to_string(), code(false)))?;
+    if seat.rank == Rank(0) {
+        forget_rendezvous(&seat.rendezvous);
+    }
+    rank::run(&job, comm).map_err(|error| (error.to_string(), code(error.is_consequence())))
+}
+
+/// All ranks are connected: nothing is left to find at the rendezvous, and its folder would outlive
+/// a parent that is killed. That it is gone already is just as well.
+fn forget_rendezvous(socket: &std::path::Path) {
+    let _gone = std::fs::remove_file(socket);
+    let _gone = socket.parent().map(std::fs::remove_dir);
+}

@@ -1,0 +1,105 @@
+//! `oxizero plan`: the bytes of a rank, before anything is allocated.
+
+use std::fmt;
+use std::io::Write;
+
+use oxizero_burn::Model;
+use oxizero_burn::llama::Tokens;
+use oxizero_core::config::Launch;
+use oxizero_core::{
+    Config, MemoryPlan, Numel, PlanInput, Stage, UnitId, WorldSize, assign_buckets,
+};
+
+use crate::error::CliError;
+use crate::report::{role_rows, write_roles};
+use crate::setup;
+
+/// Prints the plan of `config`'s stage beside plain data parallelism, and every stage's total.
+pub(crate) fn show(config: &Config) -> Result<(), CliError> {
+    let refused = |error: &dyn fmt::Display| CliError::Start(error.to_string());
+    let model = setup::model(config).map_err(|error| refused(&error))?;
+    let state_count = setup::optimizer(config).map_err(|error| refused(&error))?;
+    let state_count = state_count.rule.state_names().len();
+    let plan = Plan { config, model: &model, state_count };
+    let written = writeln!(std::io::stdout(), "{plan}");
+    written.map_err(|why| CliError::Output { what: "the plan".into(), why })
+}
+
+/// What a plan is made of.
+pub(crate) struct Plan<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) model: &'a Model<Tokens>,
+    /// State tensors that the optimizer keeps a parameter.
+    pub(crate) state_count: usize,
+}
+
+impl Plan<'_> {
+    /// What a rank holds in the configuration's own stage.
+    pub(crate) fn sharded(&self) -> MemoryPlan {
+        self.memory(self.config.zero.stage, self.shares_replicas())
+    }
+
+    /// What a rank holds in plain data parallelism, with its own copy of everything.
+    pub(crate) fn data_parallel(&self) -> MemoryPlan {
+        self.memory(Stage::Zero0, false)
+    }
+
+    /// Elements of all parameters.
+    pub(crate) fn numel(&self) -> Numel {
+        self.model.specs.iter().map(|spec| spec.numel()).sum()
+    }
+
+    fn shares_replicas(&self) -> bool {
+        self.config.run.launch == Launch::Processes
+    }
+
+    fn memory(&self, stage: Stage, shares_replicas: bool) -> MemoryPlan {
+        let options = setup::engine_options(self.config);
+        let world_size = WorldSize::new(self.config.run.ranks).expect("a validated configuration");
+        let specs = &self.model.specs;
+        let buckets = assign_buckets(specs, options.bucketing, world_size, options.align);
+        let order: Vec<UnitId> = self.model.chain.iter().map(|(unit, _)| *unit).collect();
+        MemoryPlan::new(&PlanInput {
+            stage,
+            precision: self.config.precision,
+            accumulation: options.accumulation,
+            state_count: self.state_count,
+            shares_replicas,
+            buckets: &buckets,
+            order: &order,
+        })
+    }
+}
+
+impl fmt::Display for Plan<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { config, .. } = self;
+        let ranks = config.run.ranks;
+        let stage = u8::from(config.zero.stage);
+        writeln!(
+            f,
+            "{} parameters, {} weights, {ranks} ranks",
+            self.numel(),
+            config.precision.model
+        )?;
+        writeln!(f)?;
+        let (plan, plain) = (self.sharded(), self.data_parallel());
+        let column = format!("ZeRO stage {stage}");
+        write_roles(f, "bytes a rank, at rest", &column, &role_rows(plan.rest, plain.rest))?;
+        writeln!(f)?;
+        write_roles(f, "bytes a rank, at most", &column, &role_rows(plan.peak, plain.peak))?;
+        writeln!(f)?;
+        writeln!(f, "{:<26}{:>14}{:>18}", "bytes a rank, by stage", "at rest", "at once, at most")?;
+        for stage in Stage::ALL {
+            let plan = self.memory(stage, self.shares_replicas());
+            let (rest, peak) = (plan.rest.total().to_string(), plan.peak_total.to_string());
+            let stage = format!("stage {}", u8::from(stage));
+            writeln!(f, "{stage:<26}{rest:>14}{peak:>18}")?;
+        }
+        if self.shares_replicas() && ranks > 1 && config.zero.stage < Stage::Zero3 {
+            let host = plan.rest.total() * ranks - plan.rest.model * (ranks - 1);
+            writeln!(f, "\nThe ranks share one copy of the model weights: {host} on this host.")?;
+        }
+        write!(f, "\nActivations are not counted.")
+    }
+}

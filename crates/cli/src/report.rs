@@ -1,0 +1,150 @@
+//! The closing table: what sharding saved, what it cost, and what the model learned.
+
+use std::fmt;
+
+use oxizero_core::{Bytes, RoleBytes};
+use serde::Serialize;
+
+/// Everything that a run ends with.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    /// The ZeRO stage.
+    pub(crate) stage: u8,
+    /// The world size.
+    pub(crate) ranks: usize,
+    /// Bytes of rank 0 by role.
+    pub(crate) memory: Vec<RoleRow>,
+    /// Whether the ranks hold one copy of replicated model weights, which counts in full above.
+    pub(crate) shares_replicas: bool,
+    /// Physical memory of rank 0's process, shared pages divided among those that share them.
+    pub(crate) proportional_set_bytes: Option<usize>,
+    /// Of all ranks together, over the whole training.
+    pub(crate) tokens_per_second: f64,
+    /// Without evaluations.
+    pub(crate) training_seconds: f64,
+    /// Collectives of rank 0 that moved tensors, a step.
+    pub(crate) collectives_per_step: usize,
+    /// Bytes of others that rank 0 read, a step.
+    pub(crate) bytes_per_step: usize,
+    /// Validation bits per byte before training.
+    pub(crate) bits_per_byte_before: f64,
+    /// And after.
+    pub(crate) bits_per_byte_after: f64,
+    /// Of the validation bytes.
+    pub(crate) bigram_entropy: f64,
+    /// Text that the trained model continues.
+    pub(crate) sample: String,
+    /// Where results are.
+    pub(crate) folder: String,
+}
+
+/// The bytes of one role at their peak.
+#[derive(Debug, PartialEq, Serialize)]
+pub(crate) struct RoleRow {
+    /// Model weights, gradients, and so on.
+    pub(crate) role: &'static str,
+    /// What this run's rank held.
+    pub(crate) bytes: usize,
+    /// What it would hold in plain data-parallel training.
+    pub(crate) data_parallel_bytes: usize,
+}
+
+/// Rows for every role that either side has, and the total.
+pub(crate) fn role_rows(held: RoleBytes, data_parallel: RoleBytes) -> Vec<RoleRow> {
+    let row = |((role, held), (_, plain)): ((&'static str, Bytes), (&str, Bytes))| RoleRow {
+        role,
+        bytes: held.0,
+        data_parallel_bytes: plain.0,
+    };
+    let total = (("total", held.total()), ("total", data_parallel.total()));
+    let roles = held.roles().into_iter().zip(data_parallel.roles());
+    let rows = roles.chain([total]).map(row);
+    rows.filter(|row| row.bytes + row.data_parallel_bytes > 0).collect()
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let title = format!("bytes a rank of {}, at most", self.ranks);
+        let stage = format!("ZeRO stage {}", self.stage);
+        write_roles(f, &title, &stage, &self.memory)?;
+        if let Some(bytes) = self.proportional_set_bytes {
+            let bytes = Bytes(bytes).to_string();
+            writeln!(f, "{:<26}{bytes:>14}  with code, text, activations", "process (PSS)")?;
+        }
+        if self.shares_replicas && self.ranks > 1 {
+            writeln!(f, "The ranks share one copy of what rests replicated of model weights.")?;
+        }
+        let bytes = Bytes(self.bytes_per_step);
+        let traffic = format!("{} collectives, {bytes} from others", self.collectives_per_step);
+        let (before, after) = (self.bits_per_byte_before, self.bits_per_byte_after);
+        let side = if after < self.bigram_entropy { "below" } else { "not below" };
+        let lines = [
+            ("speed", format!("{:.0} tokens/s", self.tokens_per_second)),
+            ("training time", format!("{:.1} s", self.training_seconds)),
+            ("a step", traffic),
+            ("bits per byte", format!("{before:.3} before, {after:.3} after training")),
+            ("bigram entropy", format!("{:.3}: the model is {side} it", self.bigram_entropy)),
+            ("results", self.folder.clone()),
+        ];
+        writeln!(f)?;
+        for (name, words) in lines {
+            writeln!(f, "{name:<16}{words}")?;
+        }
+        write!(f, "\nA sample:\n{}", self.sample)
+    }
+}
+
+/// The table of bytes by role, beside plain data parallelism.
+pub(crate) fn write_roles(
+    f: &mut fmt::Formatter<'_>,
+    title: &str,
+    column: &str,
+    rows: &[RoleRow],
+) -> fmt::Result {
+    writeln!(f, "{title:<26}{column:>14}{:>18}", "data-parallel")?;
+    for row in rows {
+        let (bytes, plain) = (Bytes(row.bytes), Bytes(row.data_parallel_bytes));
+        writeln!(f, "{:<26}{:>14}{:>18}", row.role, bytes.to_string(), plain.to_string())?;
+    }
+    Ok(())
+}
+
+/// The proportional set size of this process, where the system tells.
+pub(crate) fn proportional_set_bytes() -> Option<usize> {
+    pss(&std::fs::read_to_string("/proc/self/smaps_rollup").ok()?)
+}
+
+fn pss(rollup: &str) -> Option<usize> {
+    let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"))?;
+    let kib: usize = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_aligned_and_leaves_out_what_nobody_has() {
+        let held = RoleBytes { model: Bytes(1 << 20), ..RoleBytes::default() };
+        let plain = RoleBytes { model: Bytes(2 << 20), masters: Bytes(8), ..RoleBytes::default() };
+        let rows = role_rows(held, plain);
+        let names: Vec<_> = rows.iter().map(|row| row.role).collect();
+        assert_eq!(names, ["model weights", "master weights", "total"]);
+        struct Table(Vec<RoleRow>);
+        impl fmt::Display for Table {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write_roles(f, "bytes a rank", "ZeRO stage 1", &self.0)
+            }
+        }
+        let table = Table(rows).to_string();
+        let ends: Vec<_> = table.lines().map(str::len).collect();
+        assert_eq!(ends, [58; 4], "{table}");
+    }
+
+    #[test]
+    fn the_systems_answer_is_read_as_bytes() {
+        assert_eq!(pss("Rss:  9 kB\nPss:           1234 kB\nPss_Anon: 3 kB\n"), Some(1234 << 10));
+        assert_eq!(pss("nothing"), None);
+    }
+}

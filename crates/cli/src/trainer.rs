@@ -1,0 +1,225 @@
+//! What one rank calculates: steps, evaluations, and at the end weights and a sample of text.
+//!
+//! Every method but the plain readers is a collective call: all ranks make the same calls in the
+//! same order.
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use oxizero::chain::{Chain, Link, Recompute};
+use oxizero::{Engine, StepOutcome};
+use oxizero_burn::Block;
+use oxizero_burn::llama::{Sampling, Tokens, generate, init_param};
+use oxizero_comm::Communicator;
+use oxizero_core::{MemoryPlan, Numel, ParamId, Random, Rank};
+
+use crate::data::{Batches, Sampler, bits_per_byte, evaluation_batches};
+use crate::job::Job;
+use crate::plan::Plan;
+use crate::rank::RankError;
+use crate::run_folder;
+use crate::setup;
+
+/// The purposes of random draws.
+const DROPOUT: u64 = u64::from_be_bytes(*b"dropout ");
+const INITIAL: u64 = u64::from_be_bytes(*b"initial ");
+const SAMPLE: u64 = u64::from_be_bytes(*b"sample  ");
+
+/// Bytes of validation text that a sample starts with, and bytes that the model adds.
+const PROMPT: usize = 48;
+const ADDED: usize = 200;
+const TEMPERATURE: f32 = 0.7;
+
+/// One rank's model and data.
+pub(crate) struct Trainer<'a> {
+    job: &'a Job,
+    chain: Chain<Block<Tokens>>,
+    engine: Engine,
+    recompute: Recompute,
+    sampler: Sampler,
+    batches: Batches<'a>,
+    evaluation: Vec<Vec<&'a [u8]>>,
+    data_parallel: MemoryPlan,
+    numel: Numel,
+}
+
+/// One optimizer step.
+pub(crate) struct Stepped {
+    /// The mean over all ranks' micro-batches, in nats per byte.
+    pub(crate) loss: f64,
+    /// The learning rate of the step.
+    pub(crate) lr: f64,
+    /// What the engine did.
+    pub(crate) outcome: StepOutcome,
+}
+
+impl<'a> Trainer<'a> {
+    /// Makes the model, with rank 0's initial weights on all ranks.
+    pub(crate) fn new(job: &'a Job, comm: Box<dyn Communicator>) -> Result<Self, RankError> {
+        let config = &job.config;
+        let (model, optimizer) = (setup::model(config)?, setup::optimizer(config));
+        let optimizer = optimizer.map_err(oxizero::EngineError::from)?;
+        let state_count = optimizer.rule.state_names().len();
+        let plan = Plan { config, model: &model, state_count };
+        let (data_parallel, numel) = (plan.data_parallel(), plan.numel());
+        let (specs, context) = (model.specs, config.model.context);
+        let link = |(unit, segment)| Link { unit, segment };
+        let chain = Chain::new(model.chain.into_iter().map(link).collect());
+        let seed = Random::for_path(config.train.seed, &[INITIAL]).next_u64();
+        let names: Vec<String> = specs.iter().map(|spec| spec.name.clone()).collect();
+        let mut initial = |param: ParamId, values: &mut [f32]| {
+            init_param(&config.model, &names[param.0], seed, values);
+        };
+        let world_size = comm.world_size();
+        let options = setup::engine_options(config);
+        let engine = Engine::new(specs, chain.order(), options, optimizer, comm, &mut initial)?;
+        let train = &config.train;
+        let micro_batch_size = train.micro_batch_size;
+        Ok(Self {
+            job,
+            chain,
+            engine,
+            recompute: setup::recompute(config),
+            sampler: Sampler {
+                world_size,
+                accumulation: train.gradient_accumulation_steps,
+                stage: config.zero.stage,
+            },
+            batches: Batches {
+                text: &job.corpus.train,
+                context,
+                micro_batch_size,
+                seed: train.seed,
+            },
+            evaluation: evaluation_batches(
+                &job.corpus.validation,
+                context,
+                micro_batch_size,
+                train.eval_batches,
+            ),
+            data_parallel,
+            numel,
+        })
+    }
+
+    /// The engine, for its statistics.
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// What a rank would hold in plain data parallelism.
+    pub(crate) fn data_parallel(&self) -> MemoryPlan {
+        self.data_parallel
+    }
+
+    /// Elements of the model.
+    pub(crate) fn numel(&self) -> Numel {
+        self.numel
+    }
+
+    /// Runs the micro-batches of optimizer step `step`, counted from 0.
+    pub(crate) fn step(&mut self, step: usize) -> Result<Stepped, RankError> {
+        let accumulation = self.sampler.accumulation;
+        let lr = self.engine.lr(0).expect("there is a group of matrices");
+        let (rank, seed) = (self.engine.communicator().rank(), self.batches.seed);
+        let (mut loss, mut outcome) = (0.0, StepOutcome::Accumulated { n: 0, of: accumulation });
+        for micro_batch in 0..accumulation {
+            let index = self.sampler.global_micro_batch(step, rank, micro_batch);
+            let tokens = with_targets(&self.batches.draw(index));
+            let dropout = Random::for_path(seed, &[DROPOUT, index]).next_u64();
+            let value = self.chain.train(&mut self.engine, &tokens, self.recompute, dropout)?;
+            loss += scalar(value);
+            outcome = self.engine.step()?;
+        }
+        let ranks = self.exchange(&[loss])?;
+        let micro_batches = ranks.len() * accumulation;
+        let loss = ranks.iter().flatten().sum::<f64>() / micro_batches as f64;
+        Ok(Stepped { loss, lr, outcome })
+    }
+
+    /// Bits per byte of the evaluation's share of the validation text, the same whatever the
+    /// number of ranks: each takes some of the batches, and the sum is in their order.
+    pub(crate) fn evaluate(&mut self) -> Result<f64, RankError> {
+        let comm = self.engine.communicator();
+        let (ranks, rank) = (comm.world_size().get(), comm.rank().0);
+        let count = self.evaluation.len();
+        let mut nats = Vec::new();
+        for first in (0..count).step_by(ranks) {
+            // A rank for which no batch is left repeats the last, for all must gather weights.
+            let batch = &self.evaluation[(first + rank).min(count - 1)];
+            let loss = self.chain.evaluate(&mut self.engine, &with_targets(batch))?;
+            nats.push(scalar(loss) * batch.len() as f64);
+        }
+        let all = self.exchange(&nats)?;
+        let in_order = (0..count).map(|index| all[index % ranks][index / ranks]);
+        let sequences: usize = self.evaluation.iter().map(Vec::len).sum();
+        Ok(bits_per_byte(in_order.sum::<f64>() / sequences as f64))
+    }
+
+    /// The whole weights, on rank 0; nothing on the others.
+    pub(crate) fn weights(&mut self) -> Result<Vec<run_folder::Tensor>, RankError> {
+        let is_kept = self.engine.communicator().rank() == Rank(0);
+        let mut tensors: Vec<run_folder::Tensor> = Vec::new();
+        let mut seen = Vec::new();
+        for unit in self.chain.order() {
+            self.engine.pre_forward(unit)?;
+            if is_kept && !seen.contains(&unit) {
+                let weights = self.engine.unit_weights(unit)?;
+                let specs = self.engine.params();
+                tensors.extend(weights.params.iter().map(|weight| run_folder::Tensor {
+                    name: specs[weight.param.0].name.clone(),
+                    dtype: weight.dtype(),
+                    shape: weight.shape.clone(),
+                    bytes: weight.bucket.region().bytes()[weight.bytes()].to_vec(),
+                }));
+                seen.push(unit);
+            }
+            self.engine.post_forward(unit)?;
+        }
+        Ok(tensors)
+    }
+
+    /// The beginning of the validation text as the model goes on with it.
+    pub(crate) fn sample(&mut self) -> Result<String, RankError> {
+        let config = &self.job.config;
+        let text = &self.job.corpus.validation;
+        let prompt = &text[..PROMPT.min(config.model.context)];
+        let mut tokens: Vec<usize> = prompt.iter().map(|byte| usize::from(*byte)).collect();
+        let seed = Random::for_path(config.train.seed, &[SAMPLE]).next_u64();
+        let sampling = Sampling { temperature: TEMPERATURE, seed };
+        let (chain, engine, device) = (&self.chain, &mut self.engine, Device::flex());
+        let logits = |tokens: &Tokens| chain.evaluate(engine, tokens);
+        generate(&mut tokens, ADDED, config.model.context, sampling, &device, logits)?;
+        let shown = |token: &usize| match u8::try_from(*token) {
+            Ok(0) => b'\n', // the end of a document
+            Ok(byte) => byte,
+            Err(_) => b'?', // a vocabulary may be larger than the bytes
+        };
+        let bytes: Vec<u8> = tokens.iter().map(shown).collect();
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// Every rank's numbers; all give equally many.
+    fn exchange(&self, numbers: &[f64]) -> Result<Vec<Vec<f64>>, RankError> {
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        let all = self.engine.communicator().exchange(&bytes)?;
+        let number =
+            |bytes: &[u8]| f64::from_le_bytes(bytes.try_into().expect("a chunk of eight bytes"));
+        Ok(all.iter().map(|bytes| bytes.chunks_exact(8).map(number).collect()).collect())
+    }
+}
+
+/// Sequences of equal length, and the byte after each of theirs.
+fn with_targets(sequences: &[&[u8]]) -> Tokens {
+    let positions = sequences[0].len() - 1;
+    let tensor = |offset: usize| {
+        let bytes = sequences.iter().flat_map(|sequence| &sequence[offset..offset + positions]);
+        let ids: Vec<i64> = bytes.map(|byte| i64::from(*byte)).collect();
+        let data = TensorData::new(ids, [sequences.len(), positions]);
+        Tensor::<2, Int>::from_data(data, &Device::flex())
+    };
+    Tokens { tokens: tensor(0), targets: Some(tensor(1)) }
+}
+
+fn scalar(loss: Tensor<3>) -> f64 {
+    let value: Vec<f32> = loss.into_data().try_into_vec().expect("the loss is f32");
+    f64::from(value[0])
+}

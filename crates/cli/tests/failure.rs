@@ -1,0 +1,113 @@
+//! A rank that dies ends the command at once, by name, and leaves nothing behind.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic in its helpers too")]
+
+mod common;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use common::Place;
+use rustix::process::{Pid, Signal, kill_process};
+
+/// A run that would go on for hours, in its first steps; the processes of its ranks.
+fn started(place: &Place) -> (Child, Vec<(usize, i32)>) {
+    let temporary = place.path().join("tmp");
+    fs::create_dir(&temporary).unwrap();
+    let mut command = place.command("train tiny.toml --ranks 3 --steps 1000000");
+    let command = command.env("TMPDIR", &temporary).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let first = lines.by_ref().map_while(Result::ok).find(|line| line.starts_with("step "));
+    assert!(first.is_some(), "{}", said(&mut child));
+    // What the ranks go on to say must not block them.
+    std::thread::spawn(move || lines.count());
+    let ranks = ranks(child.id());
+    assert_eq!(ranks.len(), 3);
+    (child, ranks)
+}
+
+fn said(child: &mut Child) -> String {
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    said
+}
+
+/// Rank and process of every child of `parent`.
+fn ranks(parent: u32) -> Vec<(usize, i32)> {
+    let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap();
+    let processes = children.split_whitespace().map(|pid| pid.parse().unwrap());
+    let rank = |pid: i32| {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap();
+        let variable = environment.split(|byte| *byte == 0).find_map(|variable| {
+            String::from_utf8_lossy(variable).strip_prefix("OXIZERO_RANK=").map(str::to_owned)
+        });
+        (variable.unwrap().parse().unwrap(), pid)
+    };
+    processes.map(rank).collect()
+}
+
+fn kill(pid: i32) {
+    kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+}
+
+/// Waits until the processes are gone; a zombie that nobody waits for yet counts as gone.
+fn assert_gone(ranks: &[(usize, i32)]) {
+    let deadline = Instant::now() + Duration::from_secs(2);
+    let is_alive = |pid: i32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        !stat.is_empty() && !stat.contains(") Z ")
+    };
+    while ranks.iter().any(|(_, pid)| is_alive(*pid)) {
+        assert!(Instant::now() < deadline, "{ranks:?} are still there");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn assert_empty(folder: &Path) {
+    let left: Vec<_> = fs::read_dir(folder).unwrap().flatten().map(|entry| entry.path()).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn a_killed_rank_ends_the_command_within_two_seconds_and_is_named() {
+    for victim in [0, 1, 2] {
+        let place = Place::new();
+        let (mut child, ranks) = started(&place);
+        kill(ranks.iter().find(|(rank, _)| *rank == victim).unwrap().1);
+        let begin = Instant::now();
+        let status = child.wait().unwrap();
+        assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+        assert_eq!(status.code(), Some(1));
+        let expected = format!("error: rank {victim} was killed by signal 9\n");
+        assert_eq!(said(&mut child), expected);
+        assert_gone(&ranks);
+        assert_empty(&place.path().join("tmp"));
+    }
+}
+
+#[test]
+fn ranks_do_not_outlive_the_command() {
+    let place = Place::new();
+    let (mut child, ranks) = started(&place);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_gone(&ranks);
+    assert_empty(&place.path().join("tmp"));
+}
+
+#[test]
+fn a_rank_that_cannot_write_is_the_cause_and_not_its_consequences() {
+    let place = Place::new();
+    // Nobody reads what rank 0 says.
+    let mut command = place.command("train tiny.toml --ranks 2 --steps 1000000");
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    let said = said(&mut child);
+    assert!(said.starts_with("error: rank 0 failed: cannot write"), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+}
