@@ -10,6 +10,7 @@ mod group;
 mod handle;
 mod operation;
 mod redistribute;
+pub mod shm;
 pub mod threads;
 mod transport;
 

@@ -22,13 +22,54 @@ pub(crate) struct Operation {
 pub(crate) enum Kind {
     ReduceScatter,
     AllGather,
-    Broadcast { root: Rank },
+    Broadcast {
+        root: Rank,
+    },
     Exchange,
     Barrier,
     AllocReplica,
+    /// The meeting of a new group; its numel is the number of members.
+    Split,
 }
 
 impl Operation {
+    /// For memory that processes share.
+    pub(crate) fn to_words(self) -> [u64; 3] {
+        let (kind, root) = match self.kind {
+            Kind::ReduceScatter => (0, Rank(0)),
+            Kind::AllGather => (1, Rank(0)),
+            Kind::Broadcast { root } => (2, root),
+            Kind::Exchange => (3, Rank(0)),
+            Kind::Barrier => (4, Rank(0)),
+            Kind::AllocReplica => (5, Rank(0)),
+            Kind::Split => (6, Rank(0)),
+        };
+        let dtype = self.dtype.and_then(|dtype| DType::ALL.iter().position(|d| *d == dtype));
+        let dtype = dtype.map_or(0, |index| index + 1) as u64;
+        [self.sequence, kind | dtype << 8 | (root.0 as u64) << 16, self.numel.0 as u64]
+    }
+
+    /// What [`to_words`](Self::to_words) wrote.
+    ///
+    /// # Panics
+    ///
+    /// If something else wrote it.
+    pub(crate) fn from_words([sequence, word, numel]: [u64; 3]) -> Self {
+        let kind = match word & 0xff {
+            0 => Kind::ReduceScatter,
+            1 => Kind::AllGather,
+            2 => Kind::Broadcast { root: Rank((word >> 16) as usize) },
+            3 => Kind::Exchange,
+            4 => Kind::Barrier,
+            5 => Kind::AllocReplica,
+            6 => Kind::Split,
+            kind => panic!("no operation has the code {kind}"),
+        };
+        let dtype = (word >> 8 & 0xff) as usize;
+        let dtype = dtype.checked_sub(1).map(|index| DType::ALL[index]);
+        Self { sequence, kind, dtype, numel: Numel(numel as usize) }
+    }
+
     /// Refuses to go on unless every one of `others` asks for the same as `rank` does.
     pub(crate) fn agree(
         &self,
@@ -57,6 +98,7 @@ impl fmt::Display for Operation {
             Kind::Exchange => write!(f, "exchange")?,
             Kind::Barrier => return write!(f, "barrier"),
             Kind::AllocReplica => write!(f, "allocation of a replica")?,
+            Kind::Split => return write!(f, "split into a group of {} ranks", self.numel),
         }
         match self.dtype {
             Some(dtype) => write!(f, " of {} {dtype}", self.numel),
@@ -75,6 +117,20 @@ mod tests {
         dtype: Some(DType::Bf16),
         numel: Numel(12),
     };
+
+    #[test]
+    fn words_keep_everything() {
+        use Kind::{AllGather, AllocReplica, Barrier, Broadcast, Exchange, ReduceScatter, Split};
+        let root = Rank(63);
+        let kinds =
+            [ReduceScatter, AllGather, Broadcast { root }, Exchange, Barrier, AllocReplica, Split];
+        for kind in kinds {
+            for dtype in DType::ALL.map(Some).into_iter().chain([None]) {
+                let operation = Operation { sequence: 7, kind, dtype, numel: Numel(1 << 40) };
+                assert_eq!(Operation::from_words(operation.to_words()), operation);
+            }
+        }
+    }
 
     #[test]
     fn a_mismatch_names_both_sides() {

@@ -4,6 +4,7 @@
 mod cases;
 mod data;
 mod failures;
+mod processes;
 
 use std::time::Duration;
 
@@ -23,6 +24,11 @@ macro_rules! conformance {
         mod on_threads {
             $(#[test] fn $name() { super::in_threads(super::$module::$name); })*
         }
+        mod on_processes {
+            $(#[test] fn $name() { super::processes::run_in_every_world(stringify!($name)); })*
+        }
+        /// What a process of a test's world may be asked to do.
+        const CASES: &[(&str, Case)] = &[$((stringify!($name), $module::$name)),*];
     };
 }
 

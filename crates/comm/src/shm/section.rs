@@ -1,0 +1,181 @@
+//! Regions of shared memory: each rank allocates from its own section.
+//!
+//! Free memory is always zero: it is cleared when it is given back, so that handing it out is
+//! only arithmetic, and its pages come when they are first written to.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use oxizero_core::{Bytes, Rank};
+use oxizero_device::{REGION_ALIGN, Region};
+
+use super::control::Holders;
+use super::free_list::FreeList;
+use super::memory::{self, Mapping, PAGE};
+use crate::{Allocated, CommError};
+
+/// Blocks from this size on are whole pages, so that all of their memory can be given back.
+const WHOLE_PAGES_FROM: usize = 1 << 20;
+
+/// One process's allocator.
+pub(super) struct Section {
+    mapping: Arc<Mapping>,
+    books: Mutex<Books>,
+    own: AtomicUsize,
+    replicas: AtomicUsize,
+}
+
+struct Books {
+    free: FreeList,
+    /// Replicas that this rank has allocated: the index of their holders' count, and where.
+    replicas: Vec<(usize, Range<usize>)>,
+}
+
+impl Section {
+    pub(super) fn new(mapping: Arc<Mapping>, rank: Rank) -> Arc<Self> {
+        let books = Books { free: FreeList::new(memory::section(rank)), replicas: Vec::new() };
+        let (own, replicas) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Arc::new(Self { mapping, books: Mutex::new(books), own, replicas })
+    }
+
+    pub(super) fn allocated(&self) -> Allocated {
+        Allocated {
+            own: Bytes(self.own.load(Relaxed)),
+            replicas: Bytes(self.replicas.load(Relaxed)),
+        }
+    }
+
+    /// A region of this rank's own, counted in [`allocated`](Self::allocated).
+    pub(super) fn alloc(self: &Arc<Self>, bytes: Bytes) -> Result<Region, CommError> {
+        self.own_region(bytes, bytes)
+    }
+
+    /// A region to pass other memory on through; not counted.
+    pub(super) fn staging(self: &Arc<Self>, bytes: Bytes) -> Result<Region, CommError> {
+        self.own_region(bytes, Bytes(0))
+    }
+
+    fn own_region(self: &Arc<Self>, bytes: Bytes, counted: Bytes) -> Result<Region, CommError> {
+        if bytes.0 == 0 {
+            return Ok(Region::heap(bytes));
+        }
+        let range = self.take(&mut self.books(), bytes)?;
+        self.own.fetch_add(counted.0, Relaxed);
+        let start = self.mapping.address(range.start);
+        let block = OwnBlock { section: Arc::clone(self), range, counted };
+        // SAFETY: `block` keeps the mapping alive and the range out of the free list, which gave
+        // it to nobody else; other ranks read of it only what is offered to them.
+        Ok(unsafe { Region::from_foreign(start, bytes, Box::new(block)) })
+    }
+
+    /// Sets memory aside for a replica with so many holders; what [`replica`](Self::replica)
+    /// needs to know on every holder.
+    pub(super) fn reserve_replica(
+        &self,
+        bytes: Bytes,
+        holders: usize,
+    ) -> Result<Reservation, CommError> {
+        let mut books = self.books();
+        let range = self.take(&mut books, bytes)?;
+        let entries = &self.mapping.control().replicas;
+        let Some(index) = entries.iter().position(|entry| entry.claim(holders)) else {
+            books.free.give(range);
+            let why = format!("{} replicas are alive, and no more are possible", entries.len());
+            return Err(CommError::System { operation: "allocate a replica", why });
+        };
+        books.replicas.push((index, range.clone()));
+        Ok(Reservation { index, start: range.start, len: range.len() })
+    }
+
+    /// One holder's region of a reserved replica; each holder makes it once.
+    pub(super) fn replica(self: &Arc<Self>, reservation: Reservation, bytes: Bytes) -> Region {
+        let Reservation { index, start, len } = reservation;
+        assert!(bytes.0 <= len, "a replica of {bytes} in {len} bytes");
+        self.replicas.fetch_add(bytes.0, Relaxed);
+        let block =
+            ReplicaBlock { section: Arc::clone(self), index, range: start..start + len, bytes };
+        let start = self.mapping.address(start);
+        // SAFETY: `block` keeps the mapping alive, and the count of holders keeps the range out of
+        // its owner's free list. Processes share it as `alloc_replica` says: each writes its own
+        // shard only, and only while no rank reads.
+        unsafe { Region::from_foreign(start, bytes, Box::new(block)) }
+    }
+
+    fn take(&self, books: &mut Books, bytes: Bytes) -> Result<Range<usize>, CommError> {
+        let returned = |(index, _): &mut (usize, Range<usize>)| self.holders(*index).reclaim();
+        for (_, range) in books.replicas.extract_if(.., returned) {
+            books.free.give(range);
+        }
+        let align = if bytes.0 < WHOLE_PAGES_FROM { REGION_ALIGN } else { PAGE };
+        let len = bytes.0.checked_next_multiple_of(align);
+        len.and_then(|len| books.free.take(len, align)).ok_or_else(|| {
+            let why = format!("{bytes} do not fit into what is left of this rank's addresses");
+            CommError::System { operation: "allocate shared memory", why }
+        })
+    }
+
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn holders(&self, index: usize) -> &Holders {
+        &self.mapping.control().replicas[index]
+    }
+}
+
+/// Where a replica lies, as its holders tell each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Reservation {
+    index: usize,
+    start: usize,
+    len: usize,
+}
+
+impl Reservation {
+    pub(super) const BYTES: usize = 24;
+
+    pub(super) fn to_bytes(self) -> [u8; Self::BYTES] {
+        bytemuck::cast([self.index as u64, self.start as u64, self.len as u64])
+    }
+
+    /// What [`to_bytes`](Self::to_bytes) wrote; zeros are none.
+    pub(super) fn from_bytes(bytes: [u8; Self::BYTES]) -> Option<Self> {
+        let words: [u64; 3] = bytemuck::cast(bytes);
+        let [index, start, len] = words.map(|word| word as usize);
+        (len > 0).then_some(Self { index, start, len })
+    }
+}
+
+/// Gives a block of this rank's own back when it is dropped.
+struct OwnBlock {
+    section: Arc<Section>,
+    range: Range<usize>,
+    counted: Bytes,
+}
+
+impl Drop for OwnBlock {
+    fn drop(&mut self) {
+        self.section.own.fetch_sub(self.counted.0, Relaxed);
+        // What cannot be cleared is not used again.
+        if self.section.mapping.clear(self.range.clone()).is_ok() {
+            self.section.books().free.give(self.range.clone());
+        }
+    }
+}
+
+/// Gives up one holding of a replica when it is dropped.
+struct ReplicaBlock {
+    section: Arc<Section>,
+    index: usize,
+    range: Range<usize>,
+    bytes: Bytes,
+}
+
+impl Drop for ReplicaBlock {
+    fn drop(&mut self) {
+        let section = &self.section;
+        section.replicas.fetch_sub(self.bytes.0, Relaxed);
+        section.holders(self.index).release(|| section.mapping.clear(self.range.clone()).is_ok());
+    }
+}

@@ -1,0 +1,90 @@
+//! A counter that other processes wait for: spinning first, then asleep.
+
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::time::Duration;
+
+use rustix::thread::futex;
+
+/// A counter in shared memory, which one process advances.
+#[repr(C, align(64))]
+pub(super) struct Signal {
+    value: AtomicU32,
+    /// Processes that sleep, or are about to; nobody is woken while there are none.
+    waiters: AtomicU32,
+}
+
+/// A sleeper looks around so often by itself: a wake-up may come between its look and its sleep.
+const SLICE: Duration = Duration::from_millis(50);
+
+impl Signal {
+    /// Advances the counter, and wakes who waits for it.
+    pub(super) fn post(&self, value: u32) {
+        self.value.store(value, SeqCst);
+        self.wake();
+    }
+
+    /// Advances the counter by one; any process may.
+    pub(super) fn bump(&self) {
+        self.value.fetch_add(1, SeqCst);
+        self.wake();
+    }
+
+    pub(super) fn value(&self) -> u32 {
+        self.value.load(SeqCst)
+    }
+
+    /// Whether the counter, which may wrap around, has come to `value`.
+    pub(super) fn has_reached(&self, value: u32) -> bool {
+        self.value().wrapping_sub(value).cast_signed() >= 0
+    }
+
+    /// Makes every sleeper look around.
+    pub(super) fn wake(&self) {
+        if self.waiters.load(SeqCst) > 0 {
+            // The only errors are of addresses that are no memory.
+            let _ = futex::wake(&self.value, futex::Flags::empty(), i32::MAX as u32);
+        }
+    }
+
+    /// Waits until the counter has come to `value`: `spins` turns awake, then asleep. Before each
+    /// sleep `look` may give up.
+    pub(super) fn wait<E>(
+        &self,
+        value: u32,
+        spins: u32,
+        mut look: impl FnMut() -> Result<(), E>,
+    ) -> Result<(), E> {
+        for _ in 0..spins {
+            if self.has_reached(value) {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        self.waiters.fetch_add(1, SeqCst);
+        let result = loop {
+            let now = self.value();
+            if self.has_reached(value) {
+                break Ok(());
+            }
+            if let Err(error) = look() {
+                break Err(error);
+            }
+            self.sleep_unless_changed(now);
+        };
+        self.waiters.fetch_sub(1, SeqCst);
+        result
+    }
+
+    fn sleep_unless_changed(&self, now: u32) {
+        let slice = SLICE.try_into().expect("a slice is a small number of nanoseconds");
+        // It returns early when the counter has changed, on a wake-up, a signal, or in time: the
+        // caller looks again in every case.
+        let _ = futex::wait(&self.value, futex::Flags::empty(), now, Some(&slice));
+    }
+
+    /// Back to zero; nobody may be waiting.
+    pub(super) fn reset(&self) {
+        self.value.store(0, SeqCst);
+        self.waiters.store(0, SeqCst);
+    }
+}

@@ -1,0 +1,277 @@
+//! Worlds of real processes: the test's own binary, started once for each rank.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use oxizero_comm::{CommError, Communicator, shm};
+use oxizero_core::{Bytes, DType, Numel, Rank, WorldSize};
+use oxizero_device::Buffer;
+use rustix::process::{Pid, Signal};
+
+use crate::{CASES, Case, DEADLINE, WORLDS};
+
+/// What only processes can show.
+const ROLES: &[(&str, Case)] = &[
+    ("wait_for_the_second_rank", wait_for_the_second_rank),
+    ("reduce_until_the_second_rank_dies", reduce_until_the_second_rank_dies),
+    ("time_out_on_the_second_rank", time_out_on_the_second_rank),
+    ("take_turns", take_turns),
+    ("give_memory_back", give_memory_back),
+    ("share_replicas", share_replicas),
+];
+
+/// Stands for `main` in the processes that the tests start, and does nothing in the tests' own.
+#[test]
+fn process_of_a_world() {
+    let Ok(case) = std::env::var("OXIZERO_TEST_CASE") else { return };
+    let number = |name| std::env::var(name).unwrap().parse::<u64>().unwrap();
+    let options = shm::Options {
+        rank: Rank(number("OXIZERO_TEST_RANK") as usize),
+        world_size: WorldSize::new(number("OXIZERO_TEST_WORLD") as usize).unwrap(),
+        socket: std::env::var("OXIZERO_TEST_SOCKET").unwrap().into(),
+        deadline: Duration::from_millis(number("OXIZERO_TEST_DEADLINE_MS")),
+    };
+    let (_, case) = CASES.iter().chain(ROLES).find(|(name, _)| *name == case).unwrap();
+    case(shm::connect(options).unwrap());
+}
+
+/// The processes of one world. Those that still run are killed with it.
+struct World {
+    ranks: Vec<Child>,
+    /// Kept open, as a process fails when nobody takes what it prints.
+    outputs: Vec<BufReader<ChildStdout>>,
+    folder: tempfile::TempDir,
+}
+
+impl World {
+    fn start(case: &str, size: usize, deadline: Duration) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let start = |rank: usize| {
+            Command::new(std::env::current_exe().unwrap())
+                .args(["processes::process_of_a_world", "--exact", "--nocapture"])
+                .env("OXIZERO_TEST_CASE", case)
+                .env("OXIZERO_TEST_RANK", rank.to_string())
+                .env("OXIZERO_TEST_WORLD", size.to_string())
+                .env("OXIZERO_TEST_SOCKET", folder.path().join("socket"))
+                .env("OXIZERO_TEST_DEADLINE_MS", deadline.as_millis().to_string())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
+        };
+        Self { ranks: (0..size).map(start).collect(), outputs: Vec::new(), folder }
+    }
+
+    /// Waits until every rank has printed `ready`.
+    fn wait_until_ready(&mut self) {
+        for rank in &mut self.ranks {
+            let mut output = BufReader::new(rank.stdout.take().unwrap());
+            output
+                .by_ref()
+                .lines()
+                .find(|line| line.as_ref().unwrap().contains("ready"))
+                .unwrap()
+                .unwrap();
+            self.outputs.push(output);
+        }
+    }
+
+    fn signal(&self, rank: usize, signal: Signal) {
+        let pid = Pid::from_child(&self.ranks[rank]);
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Waits for all ranks but `except`, which must succeed.
+    fn finish(mut self, except: Option<usize>) {
+        let ranks = std::mem::take(&mut self.ranks);
+        let (mut others, mut excepted) = (Vec::new(), Vec::new());
+        for (rank, child) in ranks.into_iter().enumerate() {
+            if Some(rank) == except { &mut excepted } else { &mut others }.push((rank, child));
+        }
+        for (rank, child) in others {
+            let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
+            let text = [stdout, stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+            assert!(status.success(), "rank {rank}: {status}\n{}", text.concat());
+        }
+        for (_, mut child) in excepted {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        assert_eq!(std::fs::read_dir(self.folder.path()).unwrap().count(), 0, "files are left");
+        assert_eq!(shared_files(), Vec::<String>::new());
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        for child in &mut self.ranks {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Files that this crate could have left in /dev/shm.
+fn shared_files() -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir("/dev/shm") else { return Vec::new() };
+    let names = entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
+    names.filter(|name| name.contains("oxizero")).collect()
+}
+
+pub(crate) fn run_in_every_world(case: &str) {
+    for size in WORLDS {
+        World::start(case, size, DEADLINE).finish(None);
+    }
+}
+
+fn say_ready(comm: &dyn Communicator) {
+    comm.barrier().unwrap();
+    println!("ready");
+}
+
+fn expect_the_second_rank_to_be_dead(error: &CommError) {
+    assert!(matches!(error, CommError::PeerDead { rank: Rank(1), .. }), "{error}");
+}
+
+fn wait_for_the_second_rank(comm: Box<dyn Communicator>) {
+    say_ready(&*comm);
+    if comm.rank() == Rank(1) {
+        std::thread::sleep(DEADLINE);
+    }
+    expect_the_second_rank_to_be_dead(&comm.barrier().unwrap_err());
+    expect_the_second_rank_to_be_dead(&comm.exchange(&[1]).unwrap_err());
+}
+
+fn reduce_until_the_second_rank_dies(comm: Box<dyn Communicator>) {
+    use oxizero_comm::{ReduceScatter, ReduceTarget::InPlace};
+    let bytes = Bytes(comm.world_size().get() << 20);
+    let mut partial = Buffer::new(comm.alloc(bytes).unwrap(), DType::Bf16);
+    say_ready(&*comm);
+    loop {
+        let op = ReduceScatter { partial, target: InPlace };
+        match comm.reduce_scatter(op).unwrap().wait() {
+            Ok(op) => partial = op.partial,
+            Err(error) => return expect_the_second_rank_to_be_dead(&error),
+        }
+    }
+}
+
+#[test]
+fn a_killed_rank_is_named_within_a_second() {
+    for case in ["wait_for_the_second_rank", "reduce_until_the_second_rank_dies"] {
+        for size in [2, 4] {
+            let mut world = World::start(case, size, DEADLINE);
+            world.wait_until_ready();
+            std::thread::sleep(Duration::from_millis(50));
+            let killed = Instant::now();
+            world.signal(1, Signal::KILL);
+            world.finish(Some(1));
+            assert!(killed.elapsed() < Duration::from_secs(1), "{case}: {:?}", killed.elapsed());
+        }
+    }
+}
+
+fn time_out_on_the_second_rank(comm: Box<dyn Communicator>) {
+    say_ready(&*comm);
+    let error = loop {
+        if let Err(error) = comm.barrier() {
+            break error;
+        }
+    };
+    assert!(matches!(error, CommError::Timeout { rank: Rank(1), .. }), "{error}");
+}
+
+#[test]
+fn a_stopped_rank_is_named_after_the_deadline() {
+    let mut world = World::start("time_out_on_the_second_rank", 3, Duration::from_millis(500));
+    world.wait_until_ready();
+    world.signal(1, Signal::STOP);
+    let stopped = Instant::now();
+    world.finish(Some(1));
+    let waited = stopped.elapsed();
+    assert!(waited > Duration::from_millis(400) && waited < Duration::from_secs(5), "{waited:?}");
+}
+
+fn take_turns(comm: Box<dyn Communicator>) {
+    comm.barrier().unwrap();
+    let started = Instant::now();
+    for _ in 0..1000 {
+        comm.barrier().unwrap();
+    }
+    let took = started.elapsed();
+    println!("1000 barriers of {} ranks: {took:?}", comm.world_size());
+    assert!(took < Duration::from_secs(5), "{took:?}");
+}
+
+#[test]
+fn more_ranks_than_processors_take_turns() {
+    World::start("take_turns", 4, DEADLINE).finish(None);
+}
+
+/// Bytes of shared memory that this process sees.
+fn resident_shared() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("RssShmem:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
+}
+
+fn give_memory_back(comm: Box<dyn Communicator>) {
+    let bytes = Bytes(16 << 20);
+    let held = |own, replicas| {
+        let allocated = comm.allocated();
+        assert_eq!((allocated.own, allocated.replicas), (own, replicas));
+    };
+    let before = resident_shared();
+    for _ in 0..3 {
+        let mut own = comm.alloc(bytes).unwrap();
+        let mut replica = comm.alloc_replica(bytes).unwrap();
+        held(bytes, bytes);
+        own.bytes_mut().fill(1);
+        if comm.rank() == Rank(0) {
+            replica.bytes_mut().fill(2);
+        }
+        comm.barrier().unwrap();
+        assert!(replica.bytes().iter().all(|byte| *byte == 2));
+        assert!(resident_shared() >= before + (32 << 20));
+        comm.barrier().unwrap();
+        drop((own, replica));
+        held(Bytes(0), Bytes(0));
+        comm.barrier().unwrap();
+        assert!(resident_shared() < before + (1 << 20));
+        comm.barrier().unwrap();
+    }
+    let heap = Buffer::heap(Numel(1 << 20), DType::F32);
+    drop(comm.all_gather(heap).unwrap().wait().unwrap());
+    comm.barrier().unwrap();
+    assert!(resident_shared() < before + (1 << 20), "heap memory was copied, and not given back");
+}
+
+#[test]
+fn memory_is_counted_and_given_back() {
+    World::start("give_memory_back", 2, DEADLINE).finish(None);
+}
+
+/// One rank writes, all read the same; and the place is used again when all have let go.
+fn share_replicas(comm: Box<dyn Communicator>) {
+    assert!(comm.shares_replicas());
+    let mut places = Vec::new();
+    for round in 0..5_u8 {
+        let mut replica = comm.alloc_replica(Bytes(100)).unwrap();
+        places.push(replica.start());
+        if comm.rank() == Rank(1) {
+            replica.bytes_mut().fill(round + 1);
+        }
+        comm.barrier().unwrap();
+        assert_eq!(replica.bytes(), [round + 1; 100]);
+        comm.barrier().unwrap();
+        drop(replica);
+        comm.barrier().unwrap();
+    }
+    assert!(places.iter().all(|place| *place == places[0]), "{places:?}");
+}
+
+#[test]
+fn replicas_are_one_memory() {
+    World::start("share_replicas", 3, DEADLINE).finish(None);
+}
