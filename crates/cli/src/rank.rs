@@ -122,16 +122,17 @@ fn start(job: &Job, trainer: &Trainer<'_>, bigram_entropy: f64) -> Event {
         Some(max) => format!("buckets of at most {max} bytes"),
         None => "a bucket a unit".into(),
     };
-    let ranks = format!(
-        "{} {}, threads each: {}; ZeRO stage {}, {buckets}",
-        config.run.ranks,
-        match config.run.launch {
-            Launch::Processes => "processes",
-            Launch::Threads => "threads of one process",
-        },
-        threads_per_rank(&config.run),
-        u8::from(config.zero.stage)
-    );
+    let ranks = match config.run.launch {
+        Launch::Processes => "processes",
+        Launch::Threads => "threads of one process",
+    };
+    let threads = match threads_per_rank(&config.run) {
+        1 => "1 thread".into(),
+        threads => format!("{threads} threads"),
+    };
+    let stage = u8::from(config.zero.stage);
+    let ranks =
+        format!("{} {ranks}, each on {threads}; ZeRO stage {stage}, {buckets}", config.run.ranks);
     let batch = format!(
         "{} ranks x {} micro-batches x {} sequences x {} tokens, {} steps",
         config.run.ranks,

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::Place;
+use common::{Place, TINY};
 use serde_json::Value;
 
 /// The losses and the final weights of one run.
@@ -48,6 +48,25 @@ fn accumulation_gives_the_same_bits_within_local_and_within_reduced_stages() {
     let number = |losses: &[Value]| losses.last().and_then(Value::as_f64).unwrap();
     let (local, reduced) = (number(&zero.0), number(&two.0));
     assert!((local - reduced).abs() < 1e-3, "{local} {reduced}");
+}
+
+#[test]
+fn dropout_recomputation_and_odd_shapes_do_not_change_the_bits() {
+    let place = Place::new();
+    let model = "hidden_size = 18\nintermediate_size = 7\ntied = false\ndropout = 0.2";
+    let config = TINY.replace("hidden_size = 16\nintermediate_size = 24", model);
+    for dtype in ["f32", "bf16"] {
+        let config = config.replace("heads = 2", "heads = 3");
+        let precision = format!("{config}[precision]\nmodel = \"{dtype}\"\n");
+        place.write("tiny.toml", &precision);
+        let expected = run(&place, &format!("{dtype}-expected"), "--ranks 3 --stage 0");
+        place.write("tiny.toml", &precision.replace("[train]", "[train]\nrecompute = \"always\""));
+        for flags in ["--stage 0", "--stage 2 --in-process", "--stage 3"] {
+            let name = format!("{dtype}{}", flags.replace(' ', ""));
+            let got = run(&place, &name, &format!("--ranks 3 {flags}"));
+            assert!(got == expected, "{dtype} {flags}: {:?} {:?}", got.0, expected.0);
+        }
+    }
 }
 
 #[test]

@@ -154,7 +154,7 @@ fn forward(rank: Rank, stderr: ChildStderr) -> Option<String> {
         let line = String::from_utf8_lossy(&line);
         match line.strip_prefix(ERROR_MARK) {
             Some(error) => marked = Some(error.to_owned()),
-            None => eprintln!("rank {rank}: {line}"),
+            None => say(&format!("rank {rank}: {line}")),
         }
     }
     marked
@@ -186,12 +186,18 @@ pub(crate) fn run_seat(seat: Seat) -> ExitCode {
     // Refused only for a signal that does not exist.
     let _set = set_parent_process_death_signal(Some(Signal::KILL));
     if getppid() != seat.parent {
-        return ExitCode::from(CONSEQUENCE); // the parent died before the line above
+        // The parent died before the line above, or somebody set these variables by hand.
+        say(&format!("error: this process is no rank: {PARENT} is not its parent; unset {RANK}"));
+        return ExitCode::from(CONSEQUENCE);
     }
-    let ended = connect_and_run(seat);
-    let Err((why, code)) = ended else { return ExitCode::SUCCESS };
-    eprintln!("{ERROR_MARK}{}", why.replace('\n', " "));
+    let Err((why, code)) = connect_and_run(seat) else { return ExitCode::SUCCESS };
+    say(&format!("{ERROR_MARK}{}", why.replace('\n', " ")));
     ExitCode::from(code)
+}
+
+/// Writes to standard error; where nobody listens any more, nothing is lost.
+fn say(line: &str) {
+    let _unheard = writeln!(std::io::stderr(), "{line}");
 }
 
 fn connect_and_run(seat: Seat) -> Result<(), (String, u8)> {
