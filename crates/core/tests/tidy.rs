@@ -31,14 +31,8 @@ const ARROWS: &[(&str, &[&str])] = &[
 ];
 const ENGINE_AND_ABOVE: &[&str] =
     &["oxizero-core", "oxizero-device", "oxizero-comm", "oxizero-optim", "oxizero"];
-const ALL_BUT_SIM: &[&str] = &[
-    "oxizero-core",
-    "oxizero-device",
-    "oxizero-comm",
-    "oxizero-optim",
-    "oxizero",
-    "oxizero-burn",
-];
+const ALL_BUT_SIM: &[&str] =
+    &["oxizero-core", "oxizero-device", "oxizero-comm", "oxizero-optim", "oxizero", "oxizero-burn"];
 
 /// What the sources under a path may not name, and why.
 const UNKNOWN_TO: &[(&str, &[&str], &str)] = &[

@@ -5,7 +5,8 @@ use std::ops::Range;
 use half::{bf16, f16};
 use oxizero_core::{DType, Numel};
 use oxizero_device::kernels::{
-    Combine, accumulate, cast, divide, divided_squares, holds, tree_sum,
+    Combine, accumulate, all_finite, cast, divide, divided_largest, divided_squares, holds,
+    tree_sum,
 };
 use oxizero_device::{Buffer, View, ViewMut};
 use proptest::prelude::*;
@@ -284,14 +285,36 @@ fn a_norm_of_narrow_elements_is_not_narrow() {
 }
 
 #[test]
+fn the_largest_quotient_is_found_wherever_it_is() {
+    for numel in [1, 15, 16, 17, 511, 513] {
+        for place in [0, numel / 2, numel - 1] {
+            let mut values = vec![bf16::from_f32(2.0); numel];
+            values[place] = bf16::from_f32(-9.0);
+            assert_eq!(divided_largest(View::Bf16(&values), 3.0), 3.0);
+        }
+    }
+    assert_eq!(divided_largest(View::F32(&[]), 1.0), 0.0);
+}
+
+#[test]
 fn one_infinite_or_nan_quotient_is_noticed_wherever_it_is() {
     for numel in [1, 15, 16, 17, 511, 513] {
         for place in [0, numel / 2, numel - 1] {
             for bad in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
                 let mut values = vec![f32::MAX; numel];
                 assert!(divided_squares(View::F32(&values), 1.0).finite);
+                assert!(all_finite(View::F32(&values)));
                 values[place] = bad;
                 assert!(!divided_squares(View::F32(&values), 1.0).finite);
+                assert!(!all_finite(View::F32(&values)));
+                let narrow: Vec<_> = values.iter().map(|v| bf16::from_f32(v / 2.0)).collect();
+                assert!(
+                    !all_finite(View::Bf16(&narrow)) && all_finite(View::Bf16(&narrow[..place]))
+                );
+                let narrow: Vec<_> = values.iter().map(|v| f16::from_f32(v / 1e34)).collect();
+                assert!(!all_finite(View::F16(&narrow)) && all_finite(View::F16(&narrow[..place])));
+                let largest = divided_largest(View::F32(&values), 1.0);
+                assert!(!largest.is_finite() && largest.is_nan() == bad.is_nan());
             }
         }
     }

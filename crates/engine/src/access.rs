@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use oxizero_core::{Layout, Numel, ParamId, Placement};
-use oxizero_device::{Buffer, kernels};
+use oxizero_device::{Buffer, View, kernels};
 
 use crate::bucket::Bucket;
 use crate::engine::WindowState;
@@ -33,11 +33,27 @@ impl Engine {
             return Ok(None);
         }
         let mut grad = match self.options.stage.optim() {
-            Placement::Sharded => self.gather_slot(bucket, slot)?,
-            _ => copy(bucket, bucket.spec().layout.slot(slot)),
+            Placement::Sharded => self.gather_slot(bucket, slot, Bucket::grad)?,
+            _ => copy(bucket, slot, Bucket::grad),
         };
         kernels::divide(grad.view_mut(), divisor);
         Ok(Some(grad))
+    }
+
+    /// The whole f32 master weights of a parameter; a collective call, outside of its unit's forward
+    /// and backward. `None` for a frozen one.
+    pub fn full_master(&self, param: ParamId) -> Result<Option<Buffer>, EngineError> {
+        let (index, count) = (param.0, self.specs.len());
+        let state = self.params.get(index);
+        let state = state.ok_or(EngineError::Unknown { what: "parameter", index, count })?;
+        let bucket = &self.buckets[state.bucket.0];
+        if !bucket.spec().trainable {
+            return Ok(None);
+        }
+        Ok(Some(match self.options.stage.optim() {
+            Placement::Sharded => self.gather_slot(bucket, state.slot, Bucket::master)?,
+            _ => copy(bucket, state.slot, Bucket::master),
+        }))
     }
 
     fn check_ready(&self) -> Result<(), EngineError> {
@@ -57,18 +73,22 @@ impl Engine {
     }
 
     /// Gathers the pieces of one parameter, each rank's padded to the longest.
-    fn gather_slot(&self, bucket: &Bucket, slot: usize) -> Result<Buffer, EngineError> {
+    fn gather_slot(
+        &self,
+        bucket: &Bucket,
+        slot: usize,
+        elements: Elements,
+    ) -> Result<Buffer, EngineError> {
         let layout = &bucket.spec().layout;
-        let dtype = bucket.grad_dtype().expect("the caller checked that it is trained");
         let pieces = pieces(layout, slot);
+        let mine = elements(bucket, pieces[self.comm.rank().0].clone()).expect(TRAINED);
+        let dtype = mine.dtype();
         let longest = pieces.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
         let world_size = self.comm.world_size().get();
         let mut all = alloc(&*self.comm, Numel(longest * world_size), dtype)?;
         let rank = self.comm.rank().0;
-        if let Some(grad) = bucket.grad(pieces[rank].clone()) {
-            let start = rank * longest;
-            kernels::cast(grad, all.range_mut(start..start + pieces[rank].len()));
-        }
+        let start = rank * longest;
+        kernels::cast(mine, all.range_mut(start..start + pieces[rank].len()));
         let all = self.comm.all_gather(all)?.wait()?;
         let mut whole = Buffer::heap(Numel(layout.slot(slot).len()), dtype);
         let mut end = 0;
@@ -92,9 +112,14 @@ fn pieces(layout: &Layout, slot: usize) -> Vec<Range<usize>> {
     layout.world_size().ranks().map(overlap).collect()
 }
 
-fn copy(bucket: &Bucket, range: Range<usize>) -> Buffer {
-    let grad = bucket.grad(range).expect("the caller checked that it is trained");
-    let mut copy = Buffer::heap(grad.numel(), grad.dtype());
-    kernels::cast(grad, copy.view_mut());
+fn copy(bucket: &Bucket, slot: usize, elements: Elements) -> Buffer {
+    let elements = elements(bucket, bucket.spec().layout.slot(slot)).expect(TRAINED);
+    let mut copy = Buffer::heap(elements.numel(), elements.dtype());
+    kernels::cast(elements, copy.view_mut());
     copy
 }
+
+/// What is read of a bucket: elements of a range that this rank owns.
+type Elements = for<'a> fn(&'a Bucket, Range<usize>) -> Option<View<'a>>;
+
+const TRAINED: &str = "the parameter is trained, and its unit not in forward or backward";

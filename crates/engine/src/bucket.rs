@@ -13,6 +13,7 @@ use oxizero_device::kernels;
 use oxizero_device::{Buffer, View};
 use oxizero_optim::{Gradient as OptimGradient, Hyper, Optimizer, Weights};
 
+use crate::Norm;
 use crate::gradient::{Gradient, alloc};
 use crate::step::Unscaled;
 
@@ -179,16 +180,14 @@ impl Bucket {
         }
     }
 
-    /// The squares of the reduced gradient in this rank's shard, and the first parameter with an
-    /// element that is not finite. Adds to `sum` piece by piece.
-    pub(crate) fn squares(&self, divisor: f32, sum: &mut f64) -> Option<ParamId> {
+    /// Adds the reduced gradient in this rank's shard to `part` of the norm, piece by piece. Returns
+    /// the first parameter with an element that is not finite.
+    pub(crate) fn measure(&self, norm: Norm, divisor: f32, part: &mut f64) -> Option<ParamId> {
         let trained = self.trained.as_ref()?;
         let mut bad = None;
         for piece in self.spec.layout.pieces(self.shard.clone()) {
             let grad = trained.grad.view(piece.in_bucket, &self.shard);
-            let squares = kernels::divided_squares(grad, divisor);
-            *sum += squares.sum;
-            if !squares.finite {
+            if !norm.measure(grad, divisor, part) {
                 bad = bad.or(Some(self.spec.params[piece.slot]));
             }
         }
@@ -203,6 +202,17 @@ impl Bucket {
     /// The dtype of the accumulator; `None` for a frozen bucket.
     pub(crate) fn grad_dtype(&self) -> Option<DType> {
         self.trained.as_ref().map(|trained| trained.grad.dtype())
+    }
+
+    /// The f32 master weights of `range`, elements that this rank owns.
+    pub(crate) fn master(&self, range: Range<usize>) -> Option<View<'_>> {
+        let trained = self.trained.as_ref()?;
+        let (buffer, start) = match (&trained.master, &self.model) {
+            (Some(master), _) => (master, trained.owned.start),
+            (None, Model::Replicated(weights)) => (&**weights.as_ref()?, 0),
+            (None, Model::Sharded { shard, .. }) => (shard.as_ref()?, self.shard.start),
+        };
+        Some(buffer.range(offset(&range, start)))
     }
 
     /// Forgets the gradient.

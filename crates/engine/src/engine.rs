@@ -5,7 +5,7 @@ use oxizero_core::{
     Action, BucketId, Event, LossScale, MemoryPlan, ParamId, ParamSpec, PlanInput, RoleBytes,
     Schedule, UnitId,
 };
-use oxizero_device::View;
+use oxizero_device::{View, kernels};
 use oxizero_optim::Hyper;
 
 use crate::bucket::{Bucket, UpdateCall};
@@ -58,10 +58,20 @@ pub(crate) struct ParamState {
     pub(crate) slot: usize,
     /// Contributions in this micro-batch.
     pub(crate) arrived: usize,
-    /// It contributed on this rank in this window.
-    pub(crate) used: bool,
+    /// Its gradients on this rank in this window.
+    pub(crate) seen: Seen,
     /// Updates applied so far.
     pub(crate) updates: u64,
+}
+
+/// The worst of the gradients that a parameter had in a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Seen {
+    /// There were none.
+    Nothing,
+    Finite,
+    /// One was infinite or NaN.
+    NonFinite,
 }
 
 /// The accumulation window.
@@ -204,7 +214,8 @@ impl Engine {
         self.window.loss_scale = Some(grad.loss_scale);
         let state = &mut self.params[param.0];
         state.arrived += 1;
-        state.used = true;
+        let finite = kernels::all_finite(grad.values);
+        state.seen = state.seen.max(if finite { Seen::Finite } else { Seen::NonFinite });
         let (id, slot) = (state.bucket, state.slot);
         self.buckets[id.0].contribute(slot, grad.values, &*self.comm)?;
         self.missing[id.0] -= 1;
@@ -238,9 +249,16 @@ impl Engine {
             return Ok(StepOutcome::Accumulated { n: n + 1, of });
         }
         let reduced = self.reduced()?;
-        let verdict = self.report(&reduced).agree(&*self.comm);
-        self.check_exclusive()?;
-        let outcome = self.conclude(reduced, &verdict?)?;
+        let verdict = self.report(&reduced).agree(self.options.norm, &*self.comm);
+        let verdict = match self.check_exclusive().and(verdict) {
+            Ok(verdict) => verdict,
+            Err(error) => {
+                // Nothing was done: once the weights are let go, step() may be called again.
+                self.window.state = WindowState::Reduced(reduced);
+                return Err(error);
+            }
+        };
+        let outcome = self.conclude(reduced, &verdict)?;
         self.end_window();
         Ok(outcome)
     }
@@ -369,15 +387,17 @@ impl Engine {
     }
 
     fn report(&mut self, reduced: &Reduced) -> Report {
-        let mut squares = 0.0;
-        let bad = |bucket: &Bucket| bucket.squares(reduced.divisor(), &mut squares);
-        let non_finite = self.buckets.iter().filter_map(bad).min();
+        let (norm, mut norm_part) = (self.options.norm, 0.0);
+        let bad = |bucket: &Bucket| bucket.measure(norm, reduced.divisor(), &mut norm_part);
+        let non_finite_sum = self.buckets.iter().filter_map(bad).min();
+        let non_finite_grad = self.params.iter().position(|param| param.seen == Seen::NonFinite);
         Report {
-            squares,
-            non_finite,
+            norm_part,
+            non_finite_sum,
+            non_finite_grad: non_finite_grad.map(ParamId),
             micro_batches: reduced.micro_batches(),
             refuses: !self.buckets.iter_mut().all(Bucket::is_exclusive),
-            used: self.params.iter().map(|param| param.used).collect(),
+            used: self.params.iter().map(|param| param.seen != Seen::Nothing).collect(),
         }
     }
 
@@ -437,7 +457,7 @@ impl Engine {
 
     fn end_window(&mut self) {
         self.buckets.iter_mut().for_each(Bucket::clear_grad);
-        self.params.iter_mut().for_each(|param| param.used = false);
+        self.params.iter_mut().for_each(|param| param.seen = Seen::Nothing);
         self.window =
             Window { state: WindowState::Consumed, backward_ended: false, loss_scale: None };
         let traffic = self.comm.traffic();

@@ -13,6 +13,7 @@ pub mod chain;
 mod engine;
 mod error;
 mod gradient;
+mod norm;
 mod options;
 pub mod segment;
 mod setup;
@@ -21,6 +22,7 @@ mod weights;
 
 pub use engine::{Engine, GradIn};
 pub use error::EngineError;
+pub use norm::Norm;
 pub use options::{EngineOptions, GroupOptions, OptimizerSetup, Reduction};
 pub use oxizero_device::View as GradView;
 pub use step::{SkipReason, StepOutcome};

@@ -4,6 +4,8 @@ use oxizero_core::{Bucketing, Bytes, ConfigError, Precision, Stage};
 use oxizero_device::REGION_ALIGN;
 use oxizero_optim::{LrSchedule, Optimizer};
 
+use crate::Norm;
+
 /// How the engine shards, accumulates and reduces. The same on every rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineOptions {
@@ -18,7 +20,9 @@ pub struct EngineOptions {
     pub accumulation: usize,
     /// What the sum over micro-batches and ranks is divided by.
     pub reduction: Reduction,
-    /// The largest global gradient norm (p = 2) that is applied unscaled; `None` for no clipping.
+    /// Which norm a step reports and clips by.
+    pub norm: Norm,
+    /// The largest global gradient norm that is applied unscaled; `None` for no clipping.
     pub clip_norm: Option<f64>,
     /// The alignment of parameters and shards in a bucket of model weights. Front-ends that lend
     /// weights to SIMD code want the default, 64 bytes; 1 packs them.
@@ -35,6 +39,7 @@ impl EngineOptions {
             precision,
             accumulation: 1,
             reduction: Reduction::Mean,
+            norm: Norm::Two,
             clip_norm: None,
             align: Bytes(REGION_ALIGN),
         }

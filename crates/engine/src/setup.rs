@@ -11,7 +11,7 @@ use oxizero_device::Buffer;
 
 use crate::EngineError;
 use crate::bucket::{Bucket, Setting};
-use crate::engine::ParamState;
+use crate::engine::{ParamState, Seen};
 use crate::options::{EngineOptions, OptimizerSetup};
 
 /// Refuses parameters and options that cannot be trained.
@@ -124,7 +124,8 @@ pub(crate) fn units(specs: &[ParamSpec], order: &[UnitId]) -> Vec<Vec<ParamId>> 
 
 /// Where each parameter lies.
 pub(crate) fn params(specs: &[ParamSpec], buckets: &[Bucket]) -> Vec<ParamState> {
-    let unplaced = ParamState { bucket: BucketId(0), slot: 0, arrived: 0, used: false, updates: 0 };
+    let unplaced =
+        ParamState { bucket: BucketId(0), slot: 0, arrived: 0, seen: Seen::Nothing, updates: 0 };
     let mut params = vec![unplaced; specs.len()];
     for (index, bucket) in buckets.iter().enumerate() {
         for (slot, param) in bucket.spec().params.iter().enumerate() {

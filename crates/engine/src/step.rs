@@ -7,8 +7,8 @@
 use oxizero_comm::Communicator;
 use oxizero_core::{LossScale, ParamId, Rank};
 
-use crate::EngineError;
 use crate::options::Reduction;
+use crate::{EngineError, Norm};
 
 /// The reduced gradients of a window, still to be divided.
 #[derive(Debug)]
@@ -78,7 +78,7 @@ pub enum StepOutcome {
     },
     /// The weights were updated.
     Applied {
-        /// The global gradient norm (p = 2), all parameters of all ranks.
+        /// The global gradient norm, all parameters of all ranks.
         norm_before: f64,
         /// The norm after clipping.
         norm_after: f64,
@@ -90,7 +90,8 @@ pub enum StepOutcome {
         reason: SkipReason,
         /// The first parameter that gave the reason.
         parameter: String,
-        /// The lowest rank that saw it.
+        /// The lowest rank whose gradient of it was not finite; where finite gradients overflowed
+        /// in their sum, the rank that owns the sum.
         rank: Rank,
     },
 }
@@ -106,10 +107,12 @@ pub enum SkipReason {
 /// What one rank says about its part of a window.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Report {
-    /// The sum of the squares of this rank's shards.
-    pub(crate) squares: f64,
-    /// The first parameter with an element in this rank's shards that is not finite.
-    pub(crate) non_finite: Option<ParamId>,
+    /// What the norm is made of, measured on this rank's shards.
+    pub(crate) norm_part: f64,
+    /// The first parameter with an element in this rank's shards whose sum is not finite.
+    pub(crate) non_finite_sum: Option<ParamId>,
+    /// The first parameter of which this rank's own gradient was not finite.
+    pub(crate) non_finite_grad: Option<ParamId>,
     pub(crate) micro_batches: usize,
     /// This rank cannot step, and returns its own error.
     pub(crate) refuses: bool,
@@ -128,7 +131,7 @@ pub(crate) struct Verdict {
 
 impl Report {
     /// Exchanges reports with all ranks; every rank draws the same conclusion.
-    pub(crate) fn agree(self, comm: &dyn Communicator) -> Result<Verdict, EngineError> {
+    pub(crate) fn agree(self, norm: Norm, comm: &dyn Communicator) -> Result<Verdict, EngineError> {
         let reports: Vec<Self> = comm
             .exchange(&self.to_bytes())?
             .iter()
@@ -143,22 +146,28 @@ impl Report {
                 return Err(EngineError::MicroBatchesDiffer { rank, expected, got });
             }
         }
-        let ranked = reports.iter().zip(comm.world_size().ranks());
-        let non_finite = ranked.filter_map(|(report, rank)| Some((report.non_finite?, rank))).min();
-        let squares: f64 = reports.iter().map(|report| report.squares).sum();
+        // Where the sum is not finite, the rank whose gradient was not is told, if there is one:
+        // else finite gradients overflowed, and it is the rank that owns the sum.
+        let first = |of: fn(&Self) -> Option<ParamId>| {
+            let ranked = reports.iter().zip(comm.world_size().ranks());
+            ranked.filter_map(|(report, rank)| Some((of(report)?, rank))).min()
+        };
+        let non_finite = first(|report| report.non_finite_sum)
+            .map(|sum| first(|report| report.non_finite_grad).unwrap_or(sum));
         let used = |param| reports.iter().any(|report| report.used[param]);
         Ok(Verdict {
-            norm: squares.sqrt(),
+            norm: norm.of_parts(reports.iter().map(|report| report.norm_part)),
             non_finite,
             used: (0..self.used.len()).map(used).collect(),
         })
     }
 
     fn to_bytes(&self) -> Vec<u8> {
-        let non_finite = self.non_finite.map_or(u64::MAX, |param| param.0 as u64);
+        let index = |param: Option<ParamId>| param.map_or(u64::MAX, |param| param.0 as u64);
         let numbers = [
-            self.squares.to_bits(),
-            non_finite,
+            self.norm_part.to_bits(),
+            index(self.non_finite_sum),
+            index(self.non_finite_grad),
             self.micro_batches as u64,
             u64::from(self.refuses),
         ];
@@ -169,17 +178,18 @@ impl Report {
     }
 
     fn from_bytes(bytes: &[u8], param_count: usize) -> Self {
-        let (numbers, bits) = bytes.split_at(32);
+        let (numbers, bits) = bytes.split_at(40);
         let number = |index: usize| {
             let bytes = &numbers[8 * index..8 * (index + 1)];
             u64::from_le_bytes(bytes.try_into().expect("a slice of eight bytes"))
         };
-        let non_finite = number(1);
+        let param = |index| (index != u64::MAX).then_some(ParamId(index as usize));
         Self {
-            squares: f64::from_bits(number(0)),
-            non_finite: (non_finite != u64::MAX).then_some(ParamId(non_finite as usize)),
-            micro_batches: number(2) as usize,
-            refuses: number(3) != 0,
+            norm_part: f64::from_bits(number(0)),
+            non_finite_sum: param(number(1)),
+            non_finite_grad: param(number(2)),
+            micro_batches: number(3) as usize,
+            refuses: number(4) != 0,
             used: (0..param_count).map(|param| bits[param / 8] >> (param % 8) & 1 == 1).collect(),
         }
     }
@@ -200,8 +210,9 @@ mod tests {
     fn reports_survive_the_wire() {
         for param_count in [0_usize, 1, 7, 8, 9, 64] {
             let report = Report {
-                squares: 0.1,
-                non_finite: param_count.checked_sub(1).map(ParamId),
+                norm_part: 0.1,
+                non_finite_sum: param_count.checked_sub(1).map(ParamId),
+                non_finite_grad: param_count.checked_sub(8).map(ParamId),
                 micro_batches: 3,
                 refuses: param_count % 2 == 1,
                 used: (0..param_count).map(|param| param % 3 == 0).collect(),

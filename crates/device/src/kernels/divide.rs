@@ -1,5 +1,7 @@
 //! Division, and the sum of squares that a norm is made of.
 
+use half::{bf16, f16};
+
 use super::cast::{as_f32, narrow, widen};
 use super::{BLOCK, blocks};
 use crate::{View, ViewMut};
@@ -43,6 +45,38 @@ fn add_squares(values: &[f32], divisor: f32, lanes: &mut [f64; LANES]) {
     }
     for (lane, value) in lanes.iter_mut().zip(rest) {
         *lane += square(value / divisor);
+    }
+}
+
+/// Divides each element by `divisor` in registers, and returns the largest magnitude of the
+/// quotients: 0 of none, infinite if one is, and NaN if one is.
+pub fn divided_largest(grad: View<'_>, divisor: f32) -> f32 {
+    // Without the sign, the bits of floats are ordered as they are, and NaN above them all.
+    let magnitude = |value: &f32| (value / divisor).to_bits() & 0x7FFF_FFFF;
+    let mut wide = [0.0; BLOCK];
+    let largest = |block| {
+        let values = as_f32(grad.range(block), &mut wide);
+        values.iter().map(magnitude).fold(0, u32::max)
+    };
+    f32::from_bits(blocks(grad.numel().0).map(largest).fold(0, u32::max))
+}
+
+/// Whether every element is finite.
+pub fn all_finite(values: View<'_>) -> bool {
+    // Without the sign, the bits of what is infinite or NaN are not below those of infinity.
+    match values {
+        View::F32(values) => {
+            let bits = values.iter().map(|value| value.to_bits() & 0x7FFF_FFFF);
+            bits.fold(0, u32::max) < f32::INFINITY.to_bits()
+        }
+        View::Bf16(values) => {
+            let bits = values.iter().map(|value| value.to_bits() & 0x7FFF);
+            bits.fold(0, u16::max) < bf16::INFINITY.to_bits()
+        }
+        View::F16(values) => {
+            let bits = values.iter().map(|value| value.to_bits() & 0x7FFF);
+            bits.fold(0, u16::max) < f16::INFINITY.to_bits()
+        }
     }
 }
 

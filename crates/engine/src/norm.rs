@@ -1,0 +1,56 @@
+//! The size of a gradient, of which each rank measures its own shards.
+
+use oxizero_device::{View, kernels};
+
+/// What is clipped and reported.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Norm {
+    /// The root of the sum of squares.
+    #[default]
+    Two,
+    /// The largest magnitude.
+    Infinity,
+}
+
+impl Norm {
+    /// Adds the quotients of `grad` and `divisor` to `part`, which starts at 0. Returns whether all
+    /// of them are finite; if not, the part means nothing.
+    pub(crate) fn measure(self, grad: View<'_>, divisor: f32, part: &mut f64) -> bool {
+        match self {
+            Self::Two => {
+                let squares = kernels::divided_squares(grad, divisor);
+                *part += squares.sum;
+                squares.finite
+            }
+            Self::Infinity => {
+                let largest = kernels::divided_largest(grad, divisor);
+                *part = part.max(f64::from(largest));
+                largest.is_finite()
+            }
+        }
+    }
+
+    /// The norm of a gradient that was measured in parts.
+    pub(crate) fn of_parts(self, parts: impl Iterator<Item = f64>) -> f64 {
+        match self {
+            Self::Two => parts.sum::<f64>().sqrt(),
+            Self::Infinity => parts.fold(0.0, f64::max),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_make_the_norm_of_the_whole() {
+        for (norm, expected) in [(Norm::Two, 5.0), (Norm::Infinity, 4.0)] {
+            let mut parts = [0.0; 3];
+            assert!(norm.measure(View::F32(&[6.0]), 2.0, &mut parts[0]));
+            assert!(norm.measure(View::F32(&[0.0, -8.0]), 2.0, &mut parts[2]));
+            assert_eq!(norm.of_parts(parts.into_iter()), expected);
+            assert!(!norm.measure(View::F32(&[1.0, f32::NAN, 2.0]), 2.0, &mut parts[0]));
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! A rank that dies or cannot go on: the others are told, and nobody hangs or goes on alone.
+
+use oxizero::{EngineError, EngineOptions, StepOutcome};
+use oxizero_comm::CommError;
+use oxizero_core::{DType, ParamSpec, Precision, Rank, Stage, UnitId};
+use oxizero_sim::trial::Trial;
+use oxizero_sim::watched::{Death, Plan};
+use oxizero_sim::world;
+
+#[test]
+fn whenever_a_rank_dies_the_others_name_it() {
+    for stage in Stage::ALL {
+        let trial = Trial { ranks: 3, steps: 2, ..two_units(stage) };
+        let (_, logs) = world::run_watched(3, Plan::default(), |comm| trial.engine(comm).is_ok());
+        let operations = logs[1].operations().len();
+        assert!(operations > 5, "{stage:?} has {operations} operations");
+        for operation in 0..operations {
+            let death = Death { rank: Rank(1), operation };
+            let plan = Plan { death: Some(death), ..Plan::default() };
+            let (ended, _) =
+                world::run_watched(3, plan, |comm| trial.engine(comm).map(|(t, _)| t).err());
+            let [first, dead, last] = &ended[..] else { panic!("three ranks") };
+            assert!(matches!(dead, Some(EngineError::Comm(CommError::System { .. }))), "{dead:?}");
+            for survivor in [first, last] {
+                let named = matches!(
+                    survivor,
+                    Some(EngineError::Comm(CommError::PeerDead { rank: Rank(1), .. }))
+                );
+                // What was complete before the death may have been all that this rank needed.
+                let done = survivor.is_none() && operation + 1 == operations;
+                assert!(named || done, "{stage:?}, operation {operation}: {survivor:?}");
+            }
+        }
+    }
+}
+
+/// Rank 1 keeps a view of its weights: nobody steps, and all may once it lets go.
+#[test]
+fn a_step_that_one_rank_refuses_is_taken_by_none_and_may_be_repeated() {
+    for stage in [Stage::Zero0, Stage::Zero1, Stage::Zero2] {
+        let trial = Trial { ranks: 2, ..two_units(stage) };
+        let expected = trial.oracle().weights;
+        for weights in world::run(2, |comm| {
+            let rank = comm.rank();
+            let mut engine = trial.start(comm).expect("the engine starts");
+            trial.micro_batch(&mut engine, 0, 0).expect("nothing fails");
+            let lent = (rank == Rank(1)).then(|| engine.unit_weights(UnitId(0)));
+            match (rank, engine.step()) {
+                (Rank(1), Err(EngineError::WeightsInUse { param })) => assert_eq!(param, "a"),
+                (Rank(0), Err(EngineError::PeerRefused { rank })) => assert_eq!(rank, Rank(1)),
+                (_, other) => panic!("{rank}: {other:?}"),
+            }
+            drop(lent);
+            let outcome = engine.step().expect("the weights are free");
+            assert!(matches!(outcome, StepOutcome::Applied { .. }), "{outcome:?}");
+            trial.weights(&mut engine).expect("nothing fails")
+        }) {
+            assert_eq!(weights, expected, "{stage:?}");
+        }
+    }
+}
+
+fn two_units(stage: Stage) -> Trial {
+    let options = EngineOptions::new(stage, Precision::of_model(DType::Bf16));
+    let params: [(&str, &[f32]); 3] = [("a", &[1.0; 5]), ("b", &[2.0; 3]), ("c", &[3.0])];
+    let mut trial = Trial::new(options, &params, |at, weights| {
+        vec![weights.iter().map(|weight| 0.25 * weight + at.rank as f32).collect()]
+    });
+    trial.specs[1] = ParamSpec::new("b", &[3], DType::Bf16, UnitId(0));
+    trial.specs[2] = ParamSpec::new("c", &[1], DType::Bf16, UnitId(1));
+    trial
+}
