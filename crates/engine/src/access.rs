@@ -40,8 +40,8 @@ impl Engine {
         Ok(Some(grad))
     }
 
-    /// The whole f32 master weights of a parameter; a collective call, outside of its unit's forward
-    /// and backward. `None` for a frozen one.
+    /// The whole f32 master weights of a parameter; a collective call, outside of its unit's
+    /// forward and backward. `None` for a frozen one.
     pub fn full_master(&self, param: ParamId) -> Result<Option<Buffer>, EngineError> {
         let (index, count) = (param.0, self.specs.len());
         let state = self.params.get(index);

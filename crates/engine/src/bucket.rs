@@ -180,8 +180,8 @@ impl Bucket {
         }
     }
 
-    /// Adds the reduced gradient in this rank's shard to `part` of the norm, piece by piece. Returns
-    /// the first parameter with an element that is not finite.
+    /// Adds the reduced gradient in this rank's shard to `part` of the norm, piece by piece.
+    /// Returns the first parameter with an element that is not finite.
     pub(crate) fn measure(&self, norm: Norm, divisor: f32, part: &mut f64) -> Option<ParamId> {
         let trained = self.trained.as_ref()?;
         let mut bad = None;

@@ -3,6 +3,7 @@
 //! One test alone, for it reads a counter of the whole process. Regions are the only allocations
 //! on a multiple of 64 bytes, so that they are told from the test's own.
 #![expect(unsafe_code, reason = "a global allocator that counts")]
+#![expect(clippy::unwrap_used, reason = "what fails here fails the test")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Barrier;

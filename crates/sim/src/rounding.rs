@@ -27,6 +27,7 @@ fn round_to(value: f32, digits: i32, lowest: i32, highest: i32) -> f32 {
 }
 
 #[cfg(test)]
+#[expect(clippy::excessive_precision, reason = "exact values are written in full")]
 mod tests {
     use super::*;
 
@@ -38,7 +39,7 @@ mod tests {
             (1.011_718_75, 1.015_625), // half a step above an odd one
             (1.003_906_4, 1.007_812_5),
             (257.0, 256.0),
-            (-3.1415927, -3.140_625),
+            (-3.3, -3.296_875),
             (f32::MAX, f32::INFINITY),
             (1e-40, 9.183_55e-41),  // a denormal of bf16
             (4.591_774_8e-41, 0.0), // half the smallest

@@ -3,6 +3,7 @@
 //! Every case runs in every stage it makes sense in, with buckets of one parameter, of a unit and
 //! of the whole model, and on all ranks. The models are SGD with a learning rate of 1 where nothing
 //! else is said, so that a weight shows its gradient.
+#![expect(clippy::excessive_precision, reason = "exact values are written in full")]
 
 use oxizero::{Engine, EngineOptions, GradIn, GroupOptions, Norm, Reduction, SkipReason};
 use oxizero::{GradView, StepOutcome};
@@ -85,7 +86,7 @@ mod precision {
         trial.groups[0].lr = 0.001;
         each_stage(&trial, |trial| {
             for (trained, master) in world::run(2, |comm| {
-                let (trained, mut engine) = trial.engine(comm).unwrap();
+                let (trained, engine) = trial.engine(comm).unwrap();
                 (trained, engine.full_master(ParamId(0)).unwrap().unwrap())
             }) {
                 assert_eq!(master.f32(), [0.990_000_13]);
@@ -411,6 +412,6 @@ fn everywhere(trial: &Trial, check: impl Fn(&Trained)) {
 }
 
 fn full_grad(engine: &mut Engine, param: usize) -> Vec<f32> {
-    let grad = engine.full_grad(ParamId(param)).unwrap();
+    let grad = engine.full_grad(ParamId(param)).expect("the window is complete");
     to_f32(grad.expect("the parameter is trained").view())
 }

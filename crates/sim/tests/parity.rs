@@ -99,6 +99,43 @@ fn sums_and_loss_scales_train_as_the_oracle() {
 }
 
 #[test]
+fn larger_and_odd_worlds_train_as_the_oracle() {
+    for stage in Stage::ALL {
+        for ranks in [5, 6, 7, 9] {
+            let options = EngineOptions {
+                clip_norm: Some(2.5),
+                bucketing: Bucketing::Bytes(Bytes(200)),
+                ..EngineOptions::new(stage, Precision::of_model(DType::Bf16))
+            };
+            assert_parity(&Trial { ranks, ..model_of(options) });
+        }
+    }
+}
+
+/// Gradients of every size down to the smallest denormals, in and out of what counts as zero.
+#[test]
+fn tiny_gradients_train_as_the_oracle() {
+    fn tiny(at: At, weights: &[f32]) -> Vec<Vec<f32>> {
+        let path = [at.step, at.rank, at.param].map(|part| part as u64);
+        let mut random = Random::for_path(3, &path);
+        let mut grad = |_: &f32| random.normal() * 2_f32.powi(-(random.below(149) as i32));
+        vec![weights.iter().map(&mut grad).collect()]
+    }
+    for stage in [Stage::Zero0, Stage::Zero3] {
+        for rule in [ADAMW, ADAM, SGD] {
+            for clip_norm in [None, Some(1.0)] {
+                let precision = Precision::of_model(DType::F32);
+                let options = EngineOptions { clip_norm, ..EngineOptions::new(stage, precision) };
+                let params: [(&str, &[f32]); 2] = [("a", &[0.0; 300]), ("b", &[1e-30; 300])];
+                let trial = Trial { rule, ranks: 3, ..Trial::new(options, &params, tiny) };
+                let groups = vec![GroupOptions { lr: 0.0314, weight_decay: 0.1 }];
+                assert_parity(&Trial { steps: 6, groups, ..trial });
+            }
+        }
+    }
+}
+
+#[test]
 fn delays_change_nothing() {
     for stage in Stage::ALL {
         let precision = Precision::of_model(DType::Bf16);
@@ -161,7 +198,7 @@ fn backward(at: At, weights: &[f32]) -> Vec<Vec<f32>> {
     let contributions = match at.param {
         1 => 2 - at.micro % 2,
         6 => 0,
-        7 => usize::from((at.step + at.micro + at.rank) % 3 == 0),
+        7 => usize::from((at.step + at.micro + at.rank).is_multiple_of(3)),
         _ => 1,
     };
     let contribution = |turn: usize| {
