@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod adapter;
+mod fused;
 pub mod llama;
 
 pub use adapter::{

@@ -67,6 +67,44 @@ fn units_are_embedding_blocks_and_head() {
 }
 
 #[test]
+fn gradients_do_not_depend_on_the_number_of_threads() {
+    // Large enough that products and rows are split over threads.
+    let config = ModelConfig { hidden_size: 192, context: 96, layers: 1, dropout: 0.1, ..config() };
+    let run = |threads: usize| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| {
+            let model = model(&config, DType::F32);
+            let (loss, grads) = keep(&model, &weights(&config, &model), &batch(8, 96), 1);
+            (loss, grads.sums)
+        })
+    };
+    let one = run(1);
+    assert!(run(2) == one);
+    assert!(run(5) == one);
+}
+
+#[test]
+fn bf16_arithmetic_is_near_f32s() {
+    let config = ModelConfig { tied: false, ..config() };
+    let wide = model(&config, DType::Bf16);
+    let narrow = llama::model(&config, DType::Bf16, DType::Bf16, &Device::flex()).unwrap();
+    let weights = Weights::new(&wide.specs, |spec, values| {
+        llama::init_param(&config, &spec.name, 7, values);
+        values.iter_mut().for_each(|value| *value *= 4.0); // away from the trivial solution
+    });
+    let (loss, grads) = keep(&wide, &weights, &batch(3, 12), 1);
+    let (narrow_loss, narrow_grads) = keep(&narrow, &weights, &batch(3, 12), 1);
+    assert!((loss / narrow_loss - 1.0).abs() < 0.01, "{loss} {narrow_loss}");
+    for spec in &wide.specs {
+        let a = grads.named(&wide.specs, &spec.name).unwrap();
+        let b = narrow_grads.named(&wide.specs, &spec.name).unwrap();
+        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+        let cosine = dot(a, b) / (dot(a, a) * dot(b, b)).sqrt();
+        assert!(cosine > 0.99, "{}: {cosine}", spec.name);
+    }
+}
+
+#[test]
 fn a_fresh_model_knows_nothing_and_learns() {
     let config = config();
     let model = model(&config, DType::F32);

@@ -1,11 +1,12 @@
 //! Causal self-attention with rotary positions and grouped queries.
 
 use burn::module::Module;
-use burn::tensor::{DType, Device, Tensor, activation};
+use burn::tensor::{Bool, DType, Device, Tensor, activation};
 use oxizero_core::config::ModelConfig;
 
 use super::layers::Linear;
 use super::rotary::Rotary;
+use crate::fused;
 
 /// Attention in which each key and value head serves a group of query heads (Ainslie et al., 2023).
 #[derive(Module, Debug)]
@@ -37,23 +38,30 @@ impl Attention {
         let batch = rows / positions;
         let head = hidden / self.heads;
         let group = self.heads / self.kv_heads;
-        let split = |tensor: Tensor<2>, heads: usize| {
-            tensor.reshape([batch, positions, heads, head]).swap_dims(1, 2)
-        };
-        let q = rotary.turn(split(self.q_proj.forward(input.clone()), self.heads));
-        let k = rotary.turn(split(self.k_proj.forward(input.clone()), self.kv_heads));
-        let v = split(self.v_proj.forward(input), self.kv_heads);
+        let scale = (head as f32).powf(-0.5);
+        let heads = |heads| [batch, heads, positions, head];
+        let q = rotary.split(self.q_proj.forward(input.clone()), heads(self.heads), scale);
+        let k = rotary.split(self.k_proj.forward(input.clone()), heads(self.kv_heads), 1.0);
+        let v = self.v_proj.forward(input);
+        let v = v.reshape([batch, positions, self.kv_heads, head]).swap_dims(1, 2);
 
         // A group's queries are the rows of one product with their key head: nothing is repeated.
-        let q = q.mul_scalar((head as f64).powf(-0.5));
-        let q = q.reshape([batch, self.kv_heads, group * positions, head]);
-        let scores = q.matmul(k.transpose());
-        let dtype = scores.dtype();
-        let scores = scores.cast(DType::F32);
-        let scores = scores.reshape([batch, self.heads, positions, positions]);
-        let weights = activation::softmax(scores + rotary.mask(positions), 3).cast(dtype);
-        let weights = weights.reshape([batch, self.kv_heads, group * positions, positions]);
-        let mixed = weights.matmul(v).reshape([batch, self.heads, positions, head]);
+        let grouped = |width| [batch, self.kv_heads, group * positions, width];
+        let scores = q.reshape(grouped(head)).matmul(k.transpose());
+        let weights = attend(scores.reshape([batch, self.heads, positions, positions]));
+        let mixed = weights.reshape(grouped(positions)).matmul(v).reshape(heads(self.heads));
         self.o_proj.forward(mixed.swap_dims(1, 2).reshape([rows, hidden]))
     }
+}
+
+/// The softmax of scores over the positions up to a row's own, in f32.
+fn attend(scores: Tensor<4>) -> Tensor<4> {
+    if let Some(weights) = fused::causal_softmax(&scores) {
+        return weights;
+    }
+    let (device, dtype) = (scores.device(), scores.dtype());
+    let [_, _, positions, _] = scores.dims();
+    let later = Tensor::<2, Bool>::tril_mask([positions, positions], 0, &device);
+    let scores = scores.cast(DType::F32).mask_fill(later.unsqueeze(), f32::NEG_INFINITY);
+    activation::softmax(scores, 3).cast(dtype)
 }

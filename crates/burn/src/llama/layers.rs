@@ -5,6 +5,8 @@ use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Device, Int, Tensor, activation, module};
 use oxizero_core::Random;
 
+use crate::fused;
+
 /// A parameter that has a shape and no value: the engine owns the values.
 pub(super) fn declared<const D: usize>(shape: [usize; D], device: &Device) -> Param<Tensor<D>> {
     let init = move |device: &Device, _| Tensor::zeros(shape, device);
@@ -25,7 +27,7 @@ impl Linear {
 
     /// From `[rows, inputs]` to `[rows, outputs]`.
     pub(super) fn forward(&self, input: Tensor<2>) -> Tensor<2> {
-        input.matmul(self.weight.val().transpose())
+        product(input, self.weight.val())
     }
 }
 
@@ -48,7 +50,7 @@ impl Embedding {
 
     /// From `[rows, hidden]` to `[rows, vocabulary]`.
     pub(super) fn logits(&self, input: Tensor<2>) -> Tensor<2> {
-        input.matmul(self.weight.val().transpose())
+        product(input, self.weight.val())
     }
 }
 
@@ -67,13 +69,17 @@ impl RmsNorm {
 
     /// From `[rows, hidden]` to the same.
     pub(super) fn forward(&self, input: Tensor<2>) -> Tensor<2> {
+        let weight = self.weight.val();
+        if let Some(normed) = fused::rms_norm(&input, &weight, self.epsilon) {
+            return normed;
+        }
         let dtype = input.dtype();
         let wide = if dtype == DType::F32 { input } else { input.cast(DType::F32) };
         let square = wide.clone() * wide.clone();
         let scale = (square.mean_dim(1) + self.epsilon).sqrt().recip();
         let normed = wide * scale;
         let normed = if dtype == DType::F32 { normed } else { normed.cast(dtype) };
-        normed * self.weight.val().unsqueeze()
+        normed * weight.unsqueeze()
     }
 }
 
@@ -96,9 +102,16 @@ impl Mlp {
 
     /// From `[rows, hidden]` to the same.
     pub(super) fn forward(&self, input: Tensor<2>) -> Tensor<2> {
-        let gate = activation::silu(self.gate_proj.forward(input.clone()));
-        self.down_proj.forward(gate * self.up_proj.forward(input))
+        let gate = self.gate_proj.forward(input.clone());
+        let up = self.up_proj.forward(input);
+        let inner = fused::swiglu(&gate, &up).unwrap_or_else(|| activation::silu(gate) * up);
+        self.down_proj.forward(inner)
     }
+}
+
+/// `input` of `[rows, inputs]` times the transpose of `weight`.
+fn product(input: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
+    fused::linear(&input, &weight).unwrap_or_else(|| input.matmul(weight.transpose()))
 }
 
 /// Drops elements with probability `prob` and scales the others up, in training alone: without a

@@ -2,66 +2,50 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
 use oxizero_core::config::ModelConfig;
 
-/// What every block needs of the positions: made once, shared by all of them.
+use crate::fused::{self, Angles};
+
+/// The angles of every position: made once, shared by all blocks.
 #[derive(Clone, Debug)]
 pub(super) struct Rotary {
-    tables: Arc<Tables>,
-}
-
-#[derive(Debug)]
-struct Tables {
-    /// `[1, 1, context, head]`, each half alike.
-    cos: Tensor<4>,
-    /// `[1, 1, context, head]`, the first half negated.
-    sin: Tensor<4>,
-    /// `[1, 1, context, context]`: 0 where a position may look, else minus infinity.
-    mask: Tensor<4>,
+    angles: Arc<Angles>,
 }
 
 impl Rotary {
-    pub(super) fn new(config: &ModelConfig, device: &Device) -> Self {
-        let (context, head) = (config.context, config.head_size());
-        let table = |of: fn(f64) -> f64, first_half: f64| {
-            let value = |index: usize| {
-                let (position, element) = (index / head, index % head);
-                let exponent = 2.0 * (element % (head / 2)) as f64 / head as f64;
-                let angle = position as f64 * config.rope_theta.powf(-exponent);
-                (of(angle) * if element < head / 2 { first_half } else { 1.0 }) as f32
-            };
-            constant((0..context * head).map(value).collect(), [1, 1, context, head], device)
+    pub(super) fn new(config: &ModelConfig) -> Self {
+        let half = config.head_size() / 2;
+        let angle = |index: usize| {
+            let (position, pair) = (index / half, index % half);
+            position as f64 * config.rope_theta.powf(-(pair as f64) / half as f64)
         };
-        let visible = |index: usize| {
-            if index % context <= index / context { 0.0 } else { f32::NEG_INFINITY }
+        let table = |of: fn(f64) -> f64| {
+            (0..config.context * half).map(|index| of(angle(index)) as f32).collect()
         };
-        let mask = (0..context * context).map(visible).collect();
-        let tables = Tables {
-            cos: table(f64::cos, 1.0),
-            sin: table(f64::sin, -1.0),
-            mask: constant(mask, [1, 1, context, context], device),
-        };
-        Self { tables: Arc::new(tables) }
+        Self { angles: Arc::new(Angles { cos: table(f64::cos), sin: table(f64::sin) }) }
     }
 
-    /// Turns each pair of elements by its position's angle; from `[batch, heads, positions, head]`
-    /// to the same.
-    pub(super) fn turn(&self, input: Tensor<4>) -> Tensor<4> {
-        let [batch, heads, positions, head] = input.dims();
-        let dtype = input.dtype();
-        let table = |table: &Tensor<4>| table.clone().narrow(2, 0, positions).cast(dtype);
-        let halves = input.clone().reshape([batch, heads, positions, 2, head / 2]);
-        let swapped = halves.flip([3]).reshape([batch, heads, positions, head]);
-        input * table(&self.tables.cos) + swapped * table(&self.tables.sin)
+    /// From a projection, `[batch * positions, heads * head]`, to `[batch, heads, positions,
+    /// head]`, each pair of elements turned by its position's angle, and scaled.
+    pub(super) fn split(&self, input: Tensor<2>, shape: [usize; 4], scale: f32) -> Tensor<4> {
+        let turned = fused::split_and_turn(&input, shape, &self.angles, scale);
+        turned.unwrap_or_else(|| self.split_by_burn(input, shape, scale))
     }
 
-    /// Added to scores, hides every later position; `[1, 1, positions, positions]`, f32.
-    pub(super) fn mask(&self, positions: usize) -> Tensor<4> {
-        self.tables.mask.clone().narrow(2, 0, positions).narrow(3, 0, positions)
+    fn split_by_burn(&self, input: Tensor<2>, shape: [usize; 4], scale: f32) -> Tensor<4> {
+        let [batch, heads, positions, head] = shape;
+        let half = head / 2;
+        let (device, dtype) = (input.device().without_autodiff(), input.dtype());
+        let table = |values: &[f32]| {
+            let data = TensorData::new(values[..positions * half].to_vec(), [positions, half]);
+            let table = Tensor::<2>::from_data(data, (&device, DType::F32)) * scale;
+            table.cast(dtype).unsqueeze::<4>()
+        };
+        let (cos, sin) = (table(&self.angles.cos), table(&self.angles.sin));
+        let input = input.reshape([batch, positions, heads, head]).swap_dims(1, 2);
+        let (a, b) = (input.clone().narrow(3, 0, half), input.narrow(3, half, half));
+        let turned_a = a.clone() * cos.clone() - b.clone() * sin.clone();
+        Tensor::cat(vec![turned_a, b * cos + a * sin], 3)
     }
-}
-
-fn constant(values: Vec<f32>, shape: [usize; 4], device: &Device) -> Tensor<4> {
-    Tensor::from_data(TensorData::new(values, shape), (device, DType::F32))
 }

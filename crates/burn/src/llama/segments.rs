@@ -9,6 +9,7 @@ use super::attention::Attention;
 use super::layers::{Embedding, Linear, Mlp, RmsNorm, dropout};
 use super::rotary::Rotary;
 use crate::adapter::{BurnError, Context, Layer, Model, ModelBuilder, Source};
+use crate::fused;
 
 /// A batch of sequences.
 #[derive(Clone, Debug)]
@@ -32,7 +33,7 @@ pub fn model(
     device: &Device,
 ) -> Result<Model<Tokens>, BurnError> {
     let ModelConfig { vocab_size, hidden_size, layers, .. } = *config;
-    let rotary = Rotary::new(config, device);
+    let rotary = Rotary::new(config);
     let embedding = || Embedding::new(vocab_size, hidden_size, device);
     let norm = RmsNorm::new(hidden_size, config.norm_eps, device);
     let mut builder = ModelBuilder::new(dtype, compute, device).source(
@@ -141,7 +142,10 @@ fn finish(batch: &Tokens, [sequences, positions, _]: [usize; 3], logits: Tensor<
         let vocab_size = logits.dims()[1];
         return logits.reshape([sequences, positions, vocab_size]);
     };
-    let targets = targets.reshape([sequences * positions, 1]);
-    let log_probs = activation::log_softmax(logits, 1);
-    log_probs.gather(1, targets).mean().neg().reshape([1, 1, 1])
+    let targets: Tensor<1, Int> = targets.reshape([sequences * positions]);
+    let loss = fused::cross_entropy(&logits, &targets).unwrap_or_else(|| {
+        let log_probs = activation::log_softmax(logits, 1);
+        log_probs.gather(1, targets.unsqueeze_dim(1)).mean().neg()
+    });
+    loss.reshape([1, 1, 1])
 }
