@@ -189,7 +189,9 @@ fn connect(options: &Options) -> Result<(OwnedFd, Vec<Peer>), String> {
         return Err(format!("rank 0 has not answered within {:?}", options.deadline));
     }
     let ended = "rank 0 ended before all had joined; look at its output";
-    let (message, file) = socket::receive(&socket).map_err(|_| ended.to_owned())?;
+    // The first attempt may find that rank 0 has closed without reading; its last words come then.
+    let received = socket::receive(&socket).or_else(|_| socket::receive(&socket));
+    let (message, file) = received.map_err(|_| ended.to_owned())?;
     match message.first_chunk().map(|word| u64::from_ne_bytes(*word)) {
         Some(WELCOME) => {}
         Some(REFUSAL) => return Err(String::from_utf8_lossy(&message[8..]).into_owned()),

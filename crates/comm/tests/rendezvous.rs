@@ -1,0 +1,166 @@
+//! How processes find each other, and what they are told where they do not. The ranks are threads
+//! here: a rendezvous cannot tell.
+#![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use oxizero_comm::{CommError, Communicator, shm};
+use oxizero_core::{Rank, WorldSize};
+
+const SOON: Duration = Duration::from_millis(300);
+const LATE: Duration = Duration::from_secs(30);
+
+type Joined = Result<Box<dyn Communicator>, CommError>;
+
+/// Starts ranks as (rank, world size), and returns what became of each.
+fn join(socket: &Path, deadline: Duration, ranks: &[(usize, usize)]) -> Vec<Joined> {
+    std::thread::scope(|scope| {
+        let start = |&(rank, size): &(usize, usize)| {
+            let world_size = WorldSize::new(size).unwrap();
+            let options = shm::Options::new(Rank(rank), world_size, socket);
+            scope.spawn(move || shm::connect(shm::Options { deadline, ..options }))
+        };
+        let threads: Vec<_> = ranks.iter().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Every rank's error, all of them of the rendezvous.
+fn refusals(joined: Vec<Joined>) -> Vec<String> {
+    let refusal = |joined: Joined| match joined.map(drop) {
+        Err(CommError::Rendezvous { why, .. }) => why,
+        result => panic!("{result:?} instead of a refusal"),
+    };
+    joined.into_iter().map(refusal).collect()
+}
+
+#[test]
+fn ranks_join_in_any_order_and_the_socket_is_gone() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let world = join(&socket, LATE, &[(3, 4), (1, 4), (0, 4), (2, 4)]);
+    let mut ranks: Vec<_> = world.into_iter().map(|comm| comm.unwrap()).collect();
+    assert!(!socket.exists());
+    ranks.sort_by_key(|comm| comm.rank());
+    std::thread::scope(|scope| {
+        for comm in &ranks {
+            scope.spawn(move || {
+                let all = comm.exchange(&[comm.rank().0 as u8]).unwrap();
+                assert_eq!(all, [[0], [1], [2], [3]]);
+            });
+        }
+    });
+}
+
+#[test]
+fn missing_ranks_are_named_to_all_who_came() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    for why in refusals(join(&socket, SOON, &[(0, 5), (2, 5)])) {
+        assert!(why.contains("ranks 1, 3 and 4 of 5 did not come within 300ms"), "{why}");
+    }
+    assert!(!socket.exists());
+}
+
+#[test]
+fn rank_0_is_missed_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    for why in refusals(join(&socket, SOON, &[(1, 2)])) {
+        assert!(why.contains("rank 0 did not open") && why.contains("socket"), "{why}");
+    }
+}
+
+#[test]
+fn a_rank_that_is_there_twice_is_named_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let started = Instant::now();
+    for why in refusals(join(&folder.path().join("socket"), LATE, &[(0, 3), (1, 3), (1, 3)])) {
+        assert!(why.contains("two processes were started as rank 1"), "{why}");
+    }
+    assert!(started.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn another_world_size_is_named_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    for why in refusals(join(&folder.path().join("socket"), LATE, &[(0, 2), (1, 3)])) {
+        assert!(why.contains("rank 1 was started for a world of 3, and rank 0 for 2"), "{why}");
+    }
+}
+
+#[test]
+fn impossible_ranks_worlds_and_paths_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |path: &Path, rank, size| refusals(join(path, SOON, &[(rank, size)])).remove(0);
+    let socket = folder.path().join("socket");
+    assert!(refused(&socket, 2, 2).contains("a world of 2 has no rank 2"));
+    assert!(refused(&socket, 0, 65).contains("at most 64"));
+    std::fs::write(&socket, "not a socket").unwrap();
+    assert!(refused(&socket, 0, 2).contains("exists already"));
+    assert!(socket.exists(), "somebody else's file was removed");
+    let long = folder.path().join("x".repeat(120));
+    assert!(refused(&long, 0, 2).contains("shorter"));
+    assert!(refused(&long, 1, 2).contains("shorter"));
+    assert!(refused(&folder.path().join("no/socket"), 0, 2).contains("No such file"));
+}
+
+/// A stranger that says nothing, or nonsense, neither joins nor stops the others.
+#[test]
+fn strangers_do_no_harm() {
+    use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| join(&socket, LATE, &[(0, 2)]).remove(0).map(drop));
+        let address = SocketAddrUnix::new(&socket).unwrap();
+        let mut strangers = Vec::new();
+        while strangers.len() < 3 {
+            let kind = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+            let stranger = rustix::net::socket_with(kind.0, kind.1, kind.2, None).unwrap();
+            if rustix::net::connect(&stranger, &address).is_ok() {
+                strangers.push(stranger);
+            }
+        }
+        rustix::net::send(&strangers[1], b"GET / HTTP/1.1", SendFlags::empty()).unwrap();
+        drop(strangers.remove(2));
+        let second = join(&socket, LATE, &[(1, 2)]).remove(0).map(drop);
+        assert!(second.is_ok(), "{second:?}");
+        assert!(first.join().unwrap().is_ok());
+    });
+}
+
+/// Neither side trusts another user, even where the socket's permissions let one in. Only root can
+/// act as another user, so that others skip this.
+#[test]
+fn another_user_is_turned_away_by_both_sides() {
+    use std::os::unix::fs::PermissionsExt;
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let open_to_all = |path: &Path| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
+    };
+    open_to_all(folder.path());
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| refusals(join(&socket, SOON * 3, &[(0, 2)])));
+        while !socket.exists() {
+            std::thread::yield_now();
+        }
+        open_to_all(&socket);
+        let second = scope.spawn(|| {
+            let nobody = rustix::process::Uid::from_raw(65534);
+            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+            let world_size = WorldSize::new(2).unwrap();
+            let options = shm::Options::new(Rank(1), world_size, &socket);
+            refusals(vec![shm::connect(shm::Options { deadline: LATE, ..options })])
+        });
+        let second = second.join().unwrap().remove(0);
+        assert!(second.contains("another user listens at"), "{second}");
+        let first = first.join().unwrap().remove(0);
+        assert!(first.contains("rank 1 of 2 did not come"), "{first}");
+    });
+}
