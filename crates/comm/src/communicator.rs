@@ -39,7 +39,8 @@ pub trait Communicator: Send + Sync {
     /// Completes `full`, in which every rank has put its own shard.
     fn all_gather(&self, full: Buffer) -> Result<Handle<Buffer>, CommError>;
 
-    /// Concatenates every rank's `shard`, in rank order, into `full`.
+    /// Concatenates every rank's `shard`, in rank order, into `full`, which is this rank's own
+    /// memory: a shared replica is completed by [`all_gather`](Self::all_gather).
     fn all_gather_into(
         &self,
         shard: Buffer,

@@ -14,7 +14,8 @@ use oxizero_core::{ProcessGroup, Rank};
 pub enum CommError {
     /// Another rank's process or thread ended.
     #[error(
-        "rank {rank} ended while others waited for it in {during}; look at its output for the reason"
+        "rank {rank} ended while others waited for it in {during}; look at its output for the \
+         reason"
     )]
     PeerDead {
         /// The rank that ended.

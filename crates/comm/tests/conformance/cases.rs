@@ -1,7 +1,7 @@
 //! What collectives compute.
 
-use oxizero_comm::{Communicator, ReduceScatter, ReduceTarget, Traffic};
-use oxizero_core::{Bytes, DType, Numel, ProcessGroup, Rank};
+use oxizero_comm::{Communicator, ReduceScatter, ReduceTarget, Traffic, redistribute};
+use oxizero_core::{Bytes, DType, Numel, Placement, ProcessGroup, Rank};
 use oxizero_device::Buffer;
 use oxizero_device::kernels::Combine;
 
@@ -95,6 +95,31 @@ fn into_shard_of(
     let after = reduce(comm, partial, ReduceTarget::ShardOf(target));
     let ReduceTarget::ShardOf(after) = after.target else { panic!("another target came back") };
     assert_eq!(values(&after), expected, "{wire} to {out}, {shard} a shard");
+}
+
+/// Every rank ends with the whole sum, wherever it was put.
+pub(crate) fn partial_sums_become_replicated(comm: Box<dyn Communicator>) {
+    let world_size = comm.world_size().get();
+    let numel = 7 * world_size;
+    let expected: Vec<_> = (0..numel)
+        .map(|index| tree((0..world_size).map(|rank| value(rank, index, 1)).collect()))
+        .collect();
+    let partial = || partial(&*comm, DType::F32, 7, 1, Place::Alloc);
+    let op = ReduceScatter { partial: partial(), target: ReduceTarget::InPlace };
+    let after = redistribute(&*comm, op, Placement::Replicated).unwrap();
+    assert_eq!(after.partial.f32(), expected);
+
+    let target = ReduceTarget::ShardOf(buffer(&*comm, Place::Heap, numel, DType::Bf16));
+    let op = ReduceScatter { partial: partial(), target };
+    let after = redistribute(&*comm, op, Placement::Replicated).unwrap();
+    let ReduceTarget::ShardOf(sum) = after.target else { panic!("another target came back") };
+    let expected: Vec<_> = expected.into_iter().map(|sum| rounded(sum, DType::Bf16)).collect();
+    assert_eq!(values(&sum), expected);
+
+    let op = ReduceScatter { partial: partial(), target: ReduceTarget::InPlace };
+    let before = values(&op.partial);
+    let after = redistribute(&*comm, op, Placement::Partial).unwrap();
+    assert_eq!(values(&after.partial), before);
 }
 
 /// One after the other, four ranks would give 1: 1e8 + 1 is 1e8 in f32.

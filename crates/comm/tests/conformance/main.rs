@@ -35,6 +35,7 @@ macro_rules! conformance {
 conformance! {
     cases::sums_equal_a_plain_loop,
     cases::sums_are_trees_in_rank_order,
+    cases::partial_sums_become_replicated,
     cases::gathers_complete_every_buffer,
     cases::replicas_hold_every_shard,
     cases::broadcasts_come_from_each_root,
