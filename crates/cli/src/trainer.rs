@@ -5,13 +5,13 @@
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use oxizero::chain::{Chain, Link, Recompute};
-use oxizero::{Engine, StepOutcome};
+use oxizero::{Engine, Sampler, StepOutcome};
 use oxizero_burn::Block;
 use oxizero_burn::llama::{Sampling, Tokens, generate, init_param};
 use oxizero_comm::Communicator;
 use oxizero_core::{MemoryPlan, Numel, ParamId, Random, Rank};
 
-use crate::data::{Batches, Sampler, bits_per_byte, evaluation_batches};
+use crate::data::{Batches, bits_per_byte, evaluation_batches};
 use crate::job::Job;
 use crate::plan::Plan;
 use crate::rank::RankError;

@@ -5,8 +5,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 use oxizero_core::{DType, Numel};
 use oxizero_device::kernels::{
-    Combine, accumulate, all_finite, cast, divide, divided_largest, divided_squares, holds,
-    tree_sum,
+    Combine, accumulate, cast, divide, divided_largest, divided_squares, holds, tree_sum,
 };
 use oxizero_device::{Buffer, View, ViewMut};
 use proptest::prelude::*;
@@ -294,6 +293,12 @@ fn the_largest_quotient_is_found_wherever_it_is() {
         }
     }
     assert_eq!(divided_largest(View::F32(&[]), 1.0), 0.0);
+}
+
+/// Whether `accumulate` finds every element of `values` finite.
+fn all_finite(values: View<'_>) -> bool {
+    let mut target = Buffer::heap(values.numel(), DType::F32);
+    accumulate(values, target.view_mut(), Combine::Assign)
 }
 
 #[test]

@@ -42,7 +42,7 @@ impl Engine {
 
     /// The whole f32 master weights of a parameter; a collective call, outside of its unit's
     /// forward and backward. `None` for a frozen one.
-    pub fn full_master(&self, param: ParamId) -> Result<Option<Buffer>, EngineError> {
+    pub fn full_param(&self, param: ParamId) -> Result<Option<Buffer>, EngineError> {
         let (index, count) = (param.0, self.specs.len());
         let state = self.params.get(index);
         let state = state.ok_or(EngineError::Unknown { what: "parameter", index, count })?;

@@ -154,16 +154,17 @@ impl Bucket {
         }
     }
 
-    /// Adds one contribution to the gradient of the parameter in `slot`.
+    /// Adds one contribution to the gradient of the parameter in `slot`. Returns whether all of it
+    /// is finite.
     pub(crate) fn contribute(
         &mut self,
         slot: usize,
         grad: View<'_>,
         comm: &dyn Communicator,
-    ) -> Result<(), CommError> {
+    ) -> Result<bool, CommError> {
         match &mut self.trained {
             Some(trained) => trained.grad.contribute(slot, grad, &self.spec.layout, comm),
-            None => Ok(()),
+            None => Ok(true),
         }
     }
 

@@ -5,7 +5,7 @@ use oxizero_core::{
     Action, BucketId, Event, LossScale, MemoryPlan, ParamId, ParamSpec, PlanInput, RoleBytes,
     Schedule, UnitId,
 };
-use oxizero_device::{View, kernels};
+use oxizero_device::View;
 use oxizero_optim::Hyper;
 
 use crate::bucket::{Bucket, UpdateCall};
@@ -213,11 +213,10 @@ impl Engine {
         self.open_window();
         self.window.loss_scale = Some(grad.loss_scale);
         let state = &mut self.params[param.0];
-        state.arrived += 1;
-        let finite = kernels::all_finite(grad.values);
-        state.seen = state.seen.max(if finite { Seen::Finite } else { Seen::NonFinite });
         let (id, slot) = (state.bucket, state.slot);
-        self.buckets[id.0].contribute(slot, grad.values, &*self.comm)?;
+        let finite = self.buckets[id.0].contribute(slot, grad.values, &*self.comm)?;
+        state.arrived += 1;
+        state.seen = state.seen.max(if finite { Seen::Finite } else { Seen::NonFinite });
         self.missing[id.0] -= 1;
         if self.missing[id.0] == 0 { self.run(Event::GradsReady(id)) } else { Ok(()) }
     }

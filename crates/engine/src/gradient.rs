@@ -49,20 +49,20 @@ impl Gradient {
         Ok(Self { rest, precision, partial_dtype, partial, held, shard, reduced: 0 })
     }
 
-    /// Adds one contribution to the parameter in `slot`.
+    /// Adds one contribution to the parameter in `slot`. Returns whether all of it is finite.
     pub(crate) fn contribute(
         &mut self,
         slot: usize,
         grad: View<'_>,
         layout: &Layout,
         comm: &dyn Communicator,
-    ) -> Result<(), CommError> {
+    ) -> Result<bool, CommError> {
         let mut partial = self.take_partial(layout, comm)?;
         let combine = if self.held[slot] == 0 { Combine::Assign } else { Combine::Add };
-        kernels::accumulate(grad, partial.range_mut(layout.slot(slot)), combine);
+        let finite = kernels::accumulate(grad, partial.range_mut(layout.slot(slot)), combine);
         self.held[slot] += 1;
         self.partial = Some(partial);
-        Ok(())
+        Ok(finite)
     }
 
     /// Takes what this rank collected to placement `to`; `micro_batches` says over how many it was

@@ -87,7 +87,7 @@ mod precision {
         each_stage(&trial, |trial| {
             for (trained, master) in world::run(2, |comm| {
                 let (trained, engine) = trial.engine(comm).unwrap();
-                (trained, engine.full_master(ParamId(0)).unwrap().unwrap())
+                (trained, engine.full_param(ParamId(0)).unwrap().unwrap())
             }) {
                 assert_eq!(master.f32(), [0.990_000_13]);
                 assert_eq!(trained.weights, [[0.988_281_25]]);

@@ -9,6 +9,6 @@ mod entropy;
 mod files;
 mod sources;
 
-pub(crate) use batches::{Batches, Sampler, evaluation_batches};
+pub(crate) use batches::{Batches, evaluation_batches};
 pub(crate) use corpus::Corpus;
 pub(crate) use entropy::{bigram_entropy, bits_per_byte};

@@ -62,7 +62,7 @@ pub fn divided_largest(grad: View<'_>, divisor: f32) -> f32 {
 }
 
 /// Whether every element is finite.
-pub fn all_finite(values: View<'_>) -> bool {
+pub(super) fn all_finite(values: View<'_>) -> bool {
     // Without the sign, the bits of what is infinite or NaN are not below those of infinity.
     match values {
         View::F32(values) => {

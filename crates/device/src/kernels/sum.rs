@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::cast::{as_f32, narrow, widen};
+use super::divide::all_finite;
 use super::{BLOCK, blocks, cast};
 use crate::{View, ViewMut};
 
@@ -15,16 +16,25 @@ pub enum Combine {
     Add,
 }
 
-/// Puts `source` into `target`: over it, or added to it in f32, rounding once.
+/// Puts `source` into `target`: over it, or added to it in f32, rounding once. Returns whether every
+/// element of `source` is finite.
 ///
 /// # Panics
 ///
 /// If the lengths differ.
-pub fn accumulate(source: View<'_>, target: ViewMut<'_>, combine: Combine) {
-    match combine {
-        Combine::Assign => cast(source, target),
-        Combine::Add => tree_sum(&[source], target, combine),
+pub fn accumulate(source: View<'_>, mut target: ViewMut<'_>, combine: Combine) -> bool {
+    let numel = source.numel();
+    assert_eq!(numel, target.as_view().numel(), "a source and its target differ in length");
+    let mut finite = true;
+    for block in blocks(numel.0) {
+        let (source, target) = (source.range(block.clone()), target.reborrow().range(block));
+        finite &= all_finite(source); // here, where the block is in the cache
+        match combine {
+            Combine::Assign => cast(source, target),
+            Combine::Add => tree_sum(&[source], target, combine),
+        }
     }
+    finite
 }
 
 /// Sums the inputs in f32 by a balanced binary tree in their order, and puts the sum into
