@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
+use oxizero::chain::{Chain, Link};
 use oxizero_core::{DType, OptimGroup, ParamSpec, UnitId};
 
 use super::block::Block;
@@ -17,6 +18,14 @@ pub struct Model<B> {
     pub specs: Vec<ParamSpec>,
     /// The segments in forward order, each with the unit that holds its parameters.
     pub chain: Vec<(UnitId, Block<B>)>,
+}
+
+impl<B> Model<B> {
+    /// What [`Engine::new`](oxizero::Engine::new) takes, and what then trains with it.
+    pub fn into_chain(self) -> (Vec<ParamSpec>, Chain<Block<B>>) {
+        let link = |(unit, segment)| Link { unit, segment };
+        (self.specs, Chain::new(self.chain.into_iter().map(link).collect()))
+    }
 }
 
 /// Puts a [`Model`] together, segment by segment.
