@@ -5,7 +5,7 @@ use oxizero::{
     StepOutcome,
 };
 use oxizero_comm::Communicator;
-use oxizero_core::{DType, LossScale, Numel, ParamId, ParamSpec, Stage, UnitId};
+use oxizero_core::{DType, LossScale, Numel, ParamId, ParamSpec, Precision, Stage, UnitId};
 use oxizero_device::{Buffer, View, kernels};
 use oxizero_optim::{Adam, AdamW, LrSchedule, MomentOptions, Momentum, OptimError, Optimizer, Sgd};
 
@@ -205,12 +205,20 @@ impl Trial {
 
     /// Gradients as they are read: in the accumulation dtype.
     fn stored(&self, grads: &[Vec<f32>]) -> Vec<Vec<f32>> {
-        let precision = self.options.precision;
         let stored = |(grads, spec): (&Vec<f32>, &ParamSpec)| {
-            let dtype = precision.for_param(spec.dtype).accumulate;
+            let (_, dtype) = self.dtypes(spec);
             grads.iter().map(|grad| round(*grad, dtype)).collect()
         };
         grads.iter().zip(&self.specs).map(stored).collect()
+    }
+
+    /// What travels, and what adds up. A parameter of another dtype than the model's takes its own
+    /// in the places where the model's was asked for.
+    fn dtypes(&self, spec: &ParamSpec) -> (DType, DType) {
+        let Precision { model, reduce, accumulate, .. } = self.options.precision;
+        let own = |dtype: DType| if dtype == model { spec.dtype } else { dtype };
+        let narrow = accumulate == reduce;
+        (own(reduce), if narrow { own(reduce) } else { accumulate })
     }
 
     fn start_oracle(&self) -> Oracle {
@@ -231,13 +239,13 @@ impl Trial {
             rule: self.rule,
         };
         let param = |(spec, initial): (&ParamSpec, &Vec<f32>)| {
-            let precision = options.precision.for_param(spec.dtype);
+            let (reduce, accumulate) = self.dtypes(spec);
             let group = self.groups[spec.group.0];
             Param {
                 initial: initial.clone(),
                 model: spec.dtype,
-                reduce: precision.reduce,
-                accumulate: precision.accumulate,
+                reduce,
+                accumulate,
                 lr: group.lr,
                 weight_decay: group.weight_decay,
                 trainable: spec.trainable,
