@@ -1,105 +1,19 @@
 //! What ranks hold is what the plan says, counted by the allocator and not by the engine's word.
 //!
-//! One test alone, for it reads a counter of the whole process. Regions are the only allocations
-//! on a multiple of 64 bytes, so that they are told from the test's own.
-#![expect(unsafe_code, reason = "a global allocator that counts")]
+//! One test alone, for it reads a counter of the whole process.
 #![expect(clippy::unwrap_used, reason = "what fails here fails the test")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
+mod common;
+
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::thread;
 
-use oxizero::chain::{Chain, Link, Recompute};
-use oxizero::segment::{GradSink, Input, Segment};
-use oxizero::{
-    Engine, EngineError, EngineOptions, GradView, GroupOptions, OptimizerSetup, StepOutcome,
-};
-use oxizero_comm::{Communicator, threads};
-use oxizero_core::{Bytes, DType, ParamSpec, Precision, Stage, UnitId, WorldSize};
-use oxizero_optim::{AdamW, LrSchedule, MomentOptions};
-
-struct Counting;
-
-static REGIONS: AtomicUsize = AtomicUsize::new(0);
-static REGIONS_PEAK: AtomicUsize = AtomicUsize::new(0);
-static OTHERS: AtomicUsize = AtomicUsize::new(0);
-
-fn counter(layout: &Layout) -> &'static AtomicUsize {
-    if layout.align() == 64 { &REGIONS } else { &OTHERS }
-}
-
-// SAFETY: every call is handed to the system's allocator as it is.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let live = counter(&layout).fetch_add(layout.size(), SeqCst) + layout.size();
-        if layout.align() == 64 {
-            REGIONS_PEAK.fetch_max(live, SeqCst);
-        }
-        // SAFETY: as the caller's.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
-        counter(&layout).fetch_sub(layout.size(), SeqCst);
-        // SAFETY: as the caller's.
-        unsafe { System.dealloc(start, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-const NUMEL: usize = 4096;
-const UNITS: usize = 4;
-
-/// A segment whose parameter's gradient is its weights; f32 as most frameworks give it.
-struct Echo;
-
-impl Segment for Echo {
-    type Batch = ();
-    type Value = ();
-    type Tape = ();
-
-    fn infer(&self, _: Input<'_, Self>) {}
-
-    fn forward(&self, _: Input<'_, Self>) -> ((), ()) {
-        ((), ())
-    }
-
-    fn backward(
-        &self,
-        (): (),
-        _: Option<()>,
-        sink: &mut dyn GradSink,
-    ) -> Result<Option<()>, EngineError> {
-        sink.grad(0, GradView::F32(&[1.0; NUMEL]))?;
-        Ok(Some(()))
-    }
-}
-
-/// Units of one parameter each; a tied head reads the first unit again.
-fn engine(stage: Stage, model: DType, accumulation: usize, comm: Box<dyn Communicator>) -> Engine {
-    let spec = |unit| ParamSpec {
-        contributions: if unit == 0 { 2 } else { 1 },
-        ..ParamSpec::new(format!("p{unit}"), &[NUMEL], model, UnitId(unit))
-    };
-    let options =
-        EngineOptions { accumulation, ..EngineOptions::new(stage, Precision::of_model(model)) };
-    let optimizer = OptimizerSetup {
-        rule: Box::new(AdamW::new(MomentOptions::default()).unwrap()),
-        groups: vec![GroupOptions { lr: 0.1, weight_decay: 0.0 }],
-        schedule: LrSchedule::constant(0),
-    };
-    let specs = (0..UNITS).map(spec).collect();
-    let mut initial = |_, weights: &mut [f32]| weights.fill(1.0);
-    Engine::new(specs, chain().order(), options, optimizer, comm, &mut initial).unwrap()
-}
-
-fn chain() -> Chain<Echo> {
-    let order = (0..UNITS).chain([0]);
-    Chain::new(order.map(|unit| Link { unit: UnitId(unit), segment: Echo }).collect())
-}
+use common::{NUMEL, OTHERS, REGIONS, REGIONS_PEAK, UNITS, chain, engine};
+use oxizero::StepOutcome;
+use oxizero::chain::Recompute;
+use oxizero_comm::threads;
+use oxizero_core::{Bytes, DType, Stage, WorldSize};
 
 /// Runs a world; returns the bytes of regions a rank at rest, and their peak over one step.
 fn measure(stage: Stage, model: DType, accumulation: usize, world_size: usize) -> (usize, usize) {
@@ -138,7 +52,7 @@ fn measure(stage: Stage, model: DType, accumulation: usize, world_size: usize) -
 
 #[test]
 fn ranks_hold_what_the_plan_says() {
-    // By hand, for 4 parameters of 4096 elements on two ranks with AdamW: bf16 weights of two
+    // By hand, for 4 parameters of 65,536 elements on two ranks with AdamW: bf16 weights of two
     // bytes, f32 accumulators, masters and two moments of four bytes.
     let s = UNITS * NUMEL;
     for (stage, rest) in [
