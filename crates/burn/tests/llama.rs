@@ -189,3 +189,10 @@ fn a_sample_repeats_and_at_temperature_zero_takes_the_likeliest() {
     let best = (0..256).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap();
     assert_eq!(sample(0.0, 1)[2], best);
 }
+
+#[test]
+#[should_panic(expected = "13 positions, context 12")]
+fn a_sequence_longer_than_the_context_is_refused() {
+    let model = model(&config(), DType::F32);
+    infer(&model, &weights(&config(), &model), &batch(1, 13), None);
+}

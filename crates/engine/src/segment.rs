@@ -14,7 +14,8 @@ pub trait Segment {
     /// What backward needs of forward; it may hold views of the weights.
     type Tape;
 
-    /// Runs forward and keeps nothing. Equals [`forward`](Self::forward) to the bit.
+    /// Runs forward and keeps nothing. Where the draw has a seed (in training) the output equals
+    /// [`forward`](Self::forward)'s to the bit.
     fn infer(&self, input: Input<'_, Self>) -> Self::Value;
 
     /// Runs forward, and records what [`backward`](Self::backward) needs.

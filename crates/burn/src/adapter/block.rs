@@ -17,7 +17,8 @@ pub struct Block<B> {
     pub(super) device: Device,
 }
 
-/// What burn recorded of a block's forward. It holds views of the unit's weights.
+/// What burn recorded of a block's forward. It holds views of the unit's weights, which burn gives
+/// back in backward; those of a tape that is dropped instead may stay until burn's next backward.
 pub struct Tape<B> {
     bound: Box<dyn Template<B>>,
     input: Option<Tensor<3>>,

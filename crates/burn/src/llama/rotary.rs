@@ -11,6 +11,7 @@ use crate::fused::{self, Angles};
 #[derive(Clone, Debug)]
 pub(super) struct Rotary {
     angles: Arc<Angles>,
+    context: usize,
 }
 
 impl Rotary {
@@ -23,12 +24,19 @@ impl Rotary {
         let table = |of: fn(f64) -> f64| {
             (0..config.context * half).map(|index| of(angle(index)) as f32).collect()
         };
-        Self { angles: Arc::new(Angles { cos: table(f64::cos), sin: table(f64::sin) }) }
+        let angles = Angles { cos: table(f64::cos), sin: table(f64::sin) };
+        Self { angles: Arc::new(angles), context: config.context }
     }
 
     /// From a projection, `[batch * positions, heads * head]`, to `[batch, heads, positions,
     /// head]`, each pair of elements turned by its position's angle, and scaled.
+    ///
+    /// # Panics
+    ///
+    /// If there are more positions than the model's context.
     pub(super) fn split(&self, input: Tensor<2>, shape: [usize; 4], scale: f32) -> Tensor<4> {
+        let [_, _, positions, _] = shape;
+        assert!(positions <= self.context, "{positions} positions, context {}", self.context);
         let turned = fused::split_and_turn(&input, shape, &self.angles, scale);
         turned.unwrap_or_else(|| self.split_by_burn(input, shape, scale))
     }
