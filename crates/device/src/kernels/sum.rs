@@ -16,8 +16,8 @@ pub enum Combine {
     Add,
 }
 
-/// Puts `source` into `target`: over it, or added to it in f32, rounding once. Returns whether every
-/// element of `source` is finite.
+/// Puts `source` into `target`: over it, or added to it in f32, rounding once. Returns whether
+/// every element of `source` is finite.
 ///
 /// # Panics
 ///
