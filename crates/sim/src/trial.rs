@@ -33,6 +33,17 @@ pub struct Trial {
     pub loss_scale: f32,
     /// The gradients.
     pub backward: Backward,
+    /// Whether gradients are read before a step.
+    pub reads: Reads,
+}
+
+/// Whether gradients are read before a step. It changes who reduces a window, and no number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reads {
+    /// All of them.
+    All,
+    /// None: the step reduces them.
+    None,
 }
 
 /// The contributions to a parameter, from where and its model weights; none if it is not used.
@@ -56,7 +67,8 @@ pub struct At {
 pub struct Trained {
     /// By window: its outcome.
     pub outcomes: Vec<Outcome>,
-    /// By window and parameter: the gradient before clipping; empty for a frozen parameter.
+    /// By window and parameter: the gradient before clipping; empty for a frozen parameter. No
+    /// parameters where gradients are not read.
     pub grads: Vec<Vec<Vec<f32>>>,
     /// By parameter: the model weights at the end.
     pub weights: Vec<Vec<f32>>,
@@ -83,6 +95,7 @@ impl Trial {
             steps: 1,
             loss_scale: 1.0,
             backward,
+            reads: Reads::All,
         }
     }
 
@@ -127,7 +140,7 @@ impl Trial {
         Engine::new(specs, self.order(), self.options.clone(), optimizer, comm, &mut initial)
     }
 
-    /// Runs one window as a front-end does, and reads its gradients before the step.
+    /// Runs one window as a front-end does, and returns the gradients that it read.
     pub fn window(
         &self,
         engine: &mut Engine,
@@ -140,7 +153,8 @@ impl Trial {
         }
         self.micro_batch(engine, step, self.options.accumulation - 1)?;
         let mut grads = Vec::new();
-        for param in 0..self.specs.len() {
+        let read = if self.reads == Reads::All { self.specs.len() } else { 0 };
+        for param in 0..read {
             let grad = engine.full_grad(ParamId(param))?;
             grads.push(grad.map(|grad| to_f32(grad.view())).unwrap_or_default());
         }
