@@ -3,7 +3,7 @@
 use std::panic::resume_unwind;
 use std::thread;
 
-use oxizero_comm::{Communicator, threads};
+use oxizero_comm::{CommError, Communicator, shm, threads};
 use oxizero_core::WorldSize;
 
 use crate::watched::{Log, Plan, Watched};
@@ -34,16 +34,33 @@ pub fn run_watched<T: Send>(
     (start(members, &rank), logs)
 }
 
+/// As [`run`], over the back end of processes: each rank maps the shared memory for itself, and
+/// all of them read one copy of replicated weights.
+///
+/// # Errors
+///
+/// Of any rank that cannot join.
+pub fn run_shared<T: Send>(
+    ranks: usize,
+    rank: impl Fn(Box<dyn Communicator>) -> T + Sync,
+) -> Result<Vec<T>, CommError> {
+    let folder = tempfile::tempdir()
+        .map_err(|error| CommError::System { operation: "tempdir", why: error.to_string() })?;
+    let socket = folder.path().join("socket");
+    let world_size = WorldSize::new(ranks).expect("a world has at least one rank");
+    let joins = world_size.ranks().map(|rank| shm::Options::new(rank, world_size, &socket));
+    let join = |options| shm::connect(options).map(&rank);
+    start(joins.collect(), &join).into_iter().collect()
+}
+
 fn members(ranks: usize) -> Vec<Box<dyn Communicator>> {
     threads::group(WorldSize::new(ranks).expect("a world has at least one rank"))
 }
 
-fn start<T: Send>(
-    members: Vec<Box<dyn Communicator>>,
-    rank: &(impl Fn(Box<dyn Communicator>) -> T + Sync),
-) -> Vec<T> {
+/// One thread a member.
+fn start<M: Send, T: Send>(members: Vec<M>, rank: &(impl Fn(M) -> T + Sync)) -> Vec<T> {
     thread::scope(|scope| {
-        let spawn = |comm| scope.spawn(move || rank(comm));
+        let spawn = |member| scope.spawn(move || rank(member));
         let running: Vec<_> = members.into_iter().map(spawn).collect();
         let ended: Vec<_> = running.into_iter().map(|thread| thread.join()).collect();
         ended.into_iter().map(|ended| ended.unwrap_or_else(|panic| resume_unwind(panic))).collect()

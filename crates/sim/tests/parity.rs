@@ -137,6 +137,30 @@ fn tiny_gradients_train_as_the_oracle() {
     }
 }
 
+/// Where ranks read one copy of the weights, each writes its own part between two barriers.
+#[test]
+fn shared_weights_train_as_the_oracle() {
+    for stage in Stage::ALL {
+        for model in [DType::Bf16, DType::F32] {
+            for ranks in 1..=4 {
+                let precision = Precision::of_model(model);
+                let options = EngineOptions {
+                    accumulation: 2,
+                    clip_norm: Some(2.5),
+                    ..EngineOptions::new(stage, precision)
+                };
+                let trial = Trial { ranks, ..model_of(options) };
+                let expected = trial.oracle();
+                let ended = world::run_shared(ranks, |comm| trial.engine(comm).map(|(t, _)| t));
+                for trained in ended.expect("the ranks find each other") {
+                    let trained = trained.expect("nothing fails");
+                    assert_same(&trained, &expected, &format!("{stage:?} {model} of {ranks}"));
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn delays_change_nothing() {
     for stage in Stage::ALL {
