@@ -1,10 +1,9 @@
 //! From a configuration to the engine's values.
 
-use burn::tensor::Device;
 use oxizero::chain::Recompute;
 use oxizero::{EngineOptions, GroupOptions, OptimizerSetup};
 use oxizero_burn::llama::{self, Tokens};
-use oxizero_burn::{BurnError, Model};
+use oxizero_burn::{BurnError, Model, cpu};
 use oxizero_core::config::{self, Compute, DecayKind, OptimizerKind};
 use oxizero_core::{Config, DType, Placement};
 use oxizero_optim::{
@@ -13,7 +12,7 @@ use oxizero_optim::{
 
 /// The transformer, on the CPU.
 pub(crate) fn model(config: &Config) -> Result<Model<Tokens>, BurnError> {
-    llama::model(&config.model, config.precision.model, compute(config), &Device::flex())
+    llama::model(&config.model, config.precision.model, compute(config), &cpu())
 }
 
 /// The dtype of forward and backward.

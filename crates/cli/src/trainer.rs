@@ -3,11 +3,10 @@
 //! Every method but the plain readers is a collective call: all ranks make the same calls in the
 //! same order.
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
 use oxizero::chain::{Chain, Link, Recompute};
 use oxizero::{Engine, Sampler, StepOutcome};
-use oxizero_burn::Block;
 use oxizero_burn::llama::{Sampling, Tokens, generate, init_param};
+use oxizero_burn::{Block, cpu, scalar};
 use oxizero_comm::Communicator;
 use oxizero_core::{MemoryPlan, Numel, ParamId, Random, Rank};
 
@@ -123,10 +122,10 @@ impl<'a> Trainer<'a> {
         let (mut loss, mut outcome) = (0.0, StepOutcome::Accumulated { n: 0, of: accumulation });
         for micro_batch in 0..accumulation {
             let index = self.sampler.global_micro_batch(step, rank, micro_batch);
-            let tokens = with_targets(&self.batches.draw(index));
+            let tokens = Tokens::of_bytes(&self.batches.draw(index), &cpu());
             let dropout = Random::for_path(seed, &[DROPOUT, index]).next_u64();
             let value = self.chain.train(&mut self.engine, &tokens, self.recompute, dropout)?;
-            loss += scalar(value);
+            loss += f64::from(scalar(value));
             outcome = self.engine.step()?;
         }
         let ranks = self.exchange(&[loss])?;
@@ -145,8 +144,8 @@ impl<'a> Trainer<'a> {
         for first in (0..count).step_by(ranks) {
             // A rank for which no batch is left repeats the last, for all must gather weights.
             let batch = &self.evaluation[(first + rank).min(count - 1)];
-            let loss = self.chain.evaluate(&mut self.engine, &with_targets(batch))?;
-            nats.push(scalar(loss) * batch.len() as f64);
+            let loss = self.chain.evaluate(&mut self.engine, &Tokens::of_bytes(batch, &cpu()))?;
+            nats.push(f64::from(scalar(loss)) * batch.len() as f64);
         }
         let all = self.exchange(&nats)?;
         let in_order = (0..count).map(|index| all[index % ranks][index / ranks]);
@@ -185,7 +184,7 @@ impl<'a> Trainer<'a> {
         let mut tokens: Vec<usize> = prompt.iter().map(|byte| usize::from(*byte)).collect();
         let seed = Random::for_path(config.train.seed, &[SAMPLE]).next_u64();
         let sampling = Sampling { temperature: TEMPERATURE, seed };
-        let (chain, engine, device) = (&self.chain, &mut self.engine, Device::flex());
+        let (chain, engine, device) = (&self.chain, &mut self.engine, cpu());
         let logits = |tokens: &Tokens| chain.evaluate(engine, tokens);
         generate(&mut tokens, ADDED, config.model.context, sampling, &device, logits)?;
         let shown = |token: &usize| match u8::try_from(*token) {
@@ -205,21 +204,4 @@ impl<'a> Trainer<'a> {
             |bytes: &[u8]| f64::from_le_bytes(bytes.try_into().expect("a chunk of eight bytes"));
         Ok(all.iter().map(|bytes| bytes.chunks_exact(8).map(number).collect()).collect())
     }
-}
-
-/// Sequences of equal length, and the byte after each of theirs.
-fn with_targets(sequences: &[&[u8]]) -> Tokens {
-    let positions = sequences[0].len() - 1;
-    let tensor = |offset: usize| {
-        let bytes = sequences.iter().flat_map(|sequence| &sequence[offset..offset + positions]);
-        let ids: Vec<i64> = bytes.map(|byte| i64::from(*byte)).collect();
-        let data = TensorData::new(ids, [sequences.len(), positions]);
-        Tensor::<2, Int>::from_data(data, &Device::flex())
-    };
-    Tokens { tokens: tensor(0), targets: Some(tensor(1)) }
-}
-
-fn scalar(loss: Tensor<3>) -> f64 {
-    let value: Vec<f32> = loss.into_data().try_into_vec().expect("the loss is f32");
-    f64::from(value[0])
 }

@@ -1,7 +1,7 @@
 //! The chain: embedding, blocks, head and loss.
 
 use burn::module::Module;
-use burn::tensor::{DType, Device, Int, Tensor, activation};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation};
 use oxizero_core::config::ModelConfig;
 use oxizero_core::{DType as WeightDType, UnitId};
 
@@ -20,6 +20,29 @@ pub struct Tokens {
     /// logits, `[batch, positions, vocabulary]` in f32, in place of the mean cross entropy (in
     /// nats, `[1, 1, 1]`).
     pub targets: Option<Tensor<2, Int>>,
+}
+
+impl Tokens {
+    /// Byte-level sequences of equal length: every byte is a token, and the byte after it its
+    /// target.
+    ///
+    /// # Panics
+    ///
+    /// If there are no sequences, or their lengths differ or are below 2.
+    pub fn of_bytes(sequences: &[&[u8]], device: &Device) -> Self {
+        let positions = sequences[0].len() - 1;
+        assert!(positions > 0, "a sequence without a next byte");
+        let tensor = |offset: usize| {
+            let bytes = sequences.iter().flat_map(|sequence| {
+                assert_eq!(sequence.len(), positions + 1, "sequences differ in length");
+                &sequence[offset..offset + positions]
+            });
+            let ids: Vec<i64> = bytes.map(|byte| i64::from(*byte)).collect();
+            let data = TensorData::new(ids, [sequences.len(), positions]);
+            Tensor::<2, Int>::from_data(data, device)
+        };
+        Self { tokens: tensor(0), targets: Some(tensor(1)) }
+    }
 }
 
 /// The model of `config` (which is validated), its weights of `dtype`, computed in `compute`.
