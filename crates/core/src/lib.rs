@@ -22,7 +22,7 @@ pub use config::Config;
 pub use dtype::{DType, Precision};
 pub use error::ConfigError;
 pub use layout::{Layout, Piece};
-pub use loss_scale::LossScale;
+pub use loss_scale::{DynamicLossScale, LossScale, LossScaleAtMinimum, LossScaler, LossScaling};
 pub use param::{OptimGroup, ParamId, ParamSpec, UnitId};
 pub use placement::{Placement, Stage, Transition};
 pub use plan::{MemoryPlan, PlanInput, RoleBytes, model_is_master};
