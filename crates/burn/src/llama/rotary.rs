@@ -1,31 +1,38 @@
 //! Rotary positions (Su et al., 2021), in the half-split convention of Hugging Face's Llama.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use burn::tensor::{DType, Tensor, TensorData};
 use oxizero_core::config::ModelConfig;
 
 use crate::fused::{self, Angles};
 
-/// The angles of every position: made once, shared by all blocks.
+/// The angles of every position: made when they are first needed, shared by all blocks.
 #[derive(Clone, Debug)]
 pub(super) struct Rotary {
-    angles: Arc<Angles>,
+    angles: Arc<OnceLock<Arc<Angles>>>,
     context: usize,
+    half: usize,
+    theta: f64,
 }
 
 impl Rotary {
     pub(super) fn new(config: &ModelConfig) -> Self {
-        let half = config.head_size() / 2;
-        let angle = |index: usize| {
-            let (position, pair) = (index / half, index % half);
-            position as f64 * config.rope_theta.powf(-(pair as f64) / half as f64)
-        };
-        let table = |of: fn(f64) -> f64| {
-            (0..config.context * half).map(|index| of(angle(index)) as f32).collect()
-        };
-        let angles = Angles { cos: table(f64::cos), sin: table(f64::sin) };
-        Self { angles: Arc::new(angles), context: config.context }
+        let (context, half) = (config.context, config.head_size() / 2);
+        Self { angles: Arc::default(), context, half, theta: config.rope_theta }
+    }
+
+    fn angles(&self) -> &Arc<Angles> {
+        self.angles.get_or_init(|| {
+            let angle = |index: usize| {
+                let (position, pair) = (index / self.half, index % self.half);
+                position as f64 * self.theta.powf(-(pair as f64) / self.half as f64)
+            };
+            let table = |of: fn(f64) -> f64| {
+                (0..self.context * self.half).map(|index| of(angle(index)) as f32).collect()
+            };
+            Arc::new(Angles { cos: table(f64::cos), sin: table(f64::sin) })
+        })
     }
 
     /// From a projection, `[batch * positions, heads * head]`, to `[batch, heads, positions,
@@ -37,7 +44,7 @@ impl Rotary {
     pub(super) fn split(&self, input: Tensor<2>, shape: [usize; 4], scale: f32) -> Tensor<4> {
         let [_, _, positions, _] = shape;
         assert!(positions <= self.context, "{positions} positions, context {}", self.context);
-        let turned = fused::split_and_turn(&input, shape, &self.angles, scale);
+        let turned = fused::split_and_turn(&input, shape, self.angles(), scale);
         turned.unwrap_or_else(|| self.split_by_burn(input, shape, scale))
     }
 
@@ -50,7 +57,7 @@ impl Rotary {
             let table = Tensor::<2>::from_data(data, (&device, DType::F32)) * scale;
             table.cast(dtype).unsqueeze::<4>()
         };
-        let (cos, sin) = (table(&self.angles.cos), table(&self.angles.sin));
+        let (cos, sin) = (table(&self.angles().cos), table(&self.angles().sin));
         let input = input.reshape([batch, positions, heads, head]).swap_dims(1, 2);
         let (a, b) = (input.clone().narrow(3, 0, half), input.narrow(3, half, half));
         let turned_a = a.clone() * cos.clone() - b.clone() * sin.clone();
