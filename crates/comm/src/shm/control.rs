@@ -135,10 +135,13 @@ impl Meeting {
     }
 
     /// Whether `group` meets here and member `rank` has not joined it yet.
+    ///
+    /// In this order: a seat that the last member of an earlier group has just cleared is seen to
+    /// be in no open place, or in one that was opened anew, with the new members.
     pub(super) fn awaits(&self, group: &ProcessGroup, rank: Rank) -> bool {
-        self.state.load(SeqCst) == OPEN
+        self.seats[rank.0].presence.load(SeqCst) == INVITED
+            && self.state.load(SeqCst) == OPEN
             && self.members.load(SeqCst) == mask(group)
-            && self.seats[rank.0].presence.load(SeqCst) == INVITED
     }
 
     pub(super) fn join(&self, rank: Rank) {
@@ -150,6 +153,7 @@ impl Meeting {
         self.seats[rank.0].presence.store(LEFT, SeqCst);
         self.wake();
         if self.left.fetch_add(1, SeqCst) + 1 == group.ranks().len() as u32 {
+            self.state.store(CLAIMED, SeqCst); // nobody may take a cleared seat for an invitation
             self.seats.iter().for_each(Seat::reset);
             self.left.store(0, SeqCst);
             self.state.store(FREE, SeqCst);
