@@ -7,6 +7,7 @@
 
 use std::ops::Add;
 
+use crate::schedule::{buckets_of, uses};
 use crate::{
     Action, BucketId, BucketSpec, Bytes, DType, Event, Placement, Precision, Schedule, Stage,
     UnitId,
@@ -122,21 +123,20 @@ impl MemoryPlan {
             .map(|bucket| resting(bucket, input))
             .fold(RoleBytes::default(), Add::add);
         let initial = input.buckets.iter().map(|bucket| full(bucket, DType::F32)).max();
+        let buckets_of = buckets_of(input.buckets, input.order);
+        let uses = uses(input.buckets.len(), &buckets_of, input.order);
         let mut walk = Walk {
             input,
             live: rest,
             peak: rest,
             peak_total: rest.total() + initial.unwrap_or_default(),
-            uses_left: vec![0; input.buckets.len()],
+            buckets_of: &buckets_of,
+            uses_left: uses.clone(),
+            uses,
         };
         walk.window();
         Self { rest, peak: walk.peak, peak_total: walk.peak_total }
     }
-}
-
-/// How often a micro-batch's backward comes to one of the bucket's units.
-fn uses(bucket: &BucketSpec, order: &[UnitId]) -> usize {
-    order.iter().filter(|unit| bucket.units.contains(unit)).count()
 }
 
 fn full(bucket: &BucketSpec, dtype: DType) -> Bytes {
@@ -170,6 +170,10 @@ struct Walk<'a> {
     live: RoleBytes,
     peak: RoleBytes,
     peak_total: Bytes,
+    /// By unit: the buckets that hold its parameters.
+    buckets_of: &'a [Vec<BucketId>],
+    /// By bucket: how often a micro-batch's backward comes to one of its units.
+    uses: Vec<usize>,
     /// By bucket: uses of its units in backward that are still to come.
     uses_left: Vec<usize>,
 }
@@ -178,9 +182,6 @@ impl Walk<'_> {
     fn window(&mut self) {
         let input = self.input;
         let mut schedule = Schedule::new(input.stage, input.buckets, input.order.to_vec());
-        for (left, bucket) in self.uses_left.iter_mut().zip(input.buckets) {
-            *left = uses(bucket, input.order);
-        }
         for unit in input.order {
             self.on(&mut schedule, Event::PreForward(*unit));
             self.on(&mut schedule, Event::PostForward(*unit));
@@ -209,17 +210,18 @@ impl Walk<'_> {
     }
 
     fn gradients_of(&mut self, unit: UnitId, schedule: &mut Schedule) {
-        for (index, bucket) in self.input.buckets.iter().enumerate() {
-            if !bucket.trainable || !bucket.units.contains(&unit) {
+        for id in &self.buckets_of[unit.0] {
+            let bucket = &self.input.buckets[id.0];
+            if !bucket.trainable {
                 continue;
             }
-            if self.uses_left[index] == uses(bucket, self.input.order) {
+            if self.uses_left[id.0] == self.uses[id.0] {
                 self.live.partial += self.partial(bucket);
                 self.note();
             }
-            self.uses_left[index] -= 1;
-            if self.uses_left[index] == 0 {
-                self.on(schedule, Event::GradsReady(BucketId(index)));
+            self.uses_left[id.0] -= 1;
+            if self.uses_left[id.0] == 0 {
+                self.on(schedule, Event::GradsReady(*id));
             }
         }
     }

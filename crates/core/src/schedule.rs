@@ -52,10 +52,14 @@ pub struct Schedule {
     position: usize,
     direction: Direction,
     buckets: Vec<Bucket>,
+    /// By unit: the buckets that hold its parameters, ascending.
+    buckets_of: Vec<Vec<BucketId>>,
     /// By bucket: its full model weights are usable.
     unsharded: Vec<bool>,
     /// By bucket: every gradient of this micro-batch is there.
     ready: Vec<bool>,
+    /// By bucket: how often forward uses its units.
+    uses: Vec<usize>,
     /// By bucket: uses of its units whose backward has not ended in this micro-batch.
     uses_left: Vec<usize>,
     /// By unit: its weights are in use, or will be next.
@@ -73,31 +77,24 @@ struct Bucket {
 impl Schedule {
     /// A schedule for `buckets`, whose units forward uses in `order`.
     pub fn new(stage: Stage, buckets: &[BucketSpec], order: Vec<UnitId>) -> Self {
-        let unit_count = buckets.iter().flat_map(|bucket| &bucket.units).chain(&order);
-        let unit_count = unit_count.map(|unit| unit.0 + 1).max().unwrap_or(0);
+        let buckets_of = buckets_of(buckets, &order);
+        let uses = uses(buckets.len(), &buckets_of, &order);
         let bucket =
             |spec: &BucketSpec| Bucket { units: spec.units.clone(), trainable: spec.trainable };
-        let mut schedule = Self {
+        Self {
             stage,
             order,
             position: 0,
             direction: Direction::Forward,
             unsharded: vec![stage.model() == Placement::Replicated; buckets.len()],
             ready: vec![false; buckets.len()],
-            uses_left: Vec::new(),
-            wanted: vec![false; unit_count],
+            uses_left: uses.clone(),
+            uses,
+            wanted: vec![false; buckets_of.len()],
+            buckets_of,
             reduce_end: buckets.len(),
             buckets: buckets.iter().map(bucket).collect(),
-        };
-        schedule.uses_left = schedule.uses();
-        schedule
-    }
-
-    /// By bucket: how often forward uses its units.
-    fn uses(&self) -> Vec<usize> {
-        let uses =
-            |bucket: &Bucket| self.order.iter().filter(|unit| bucket.units.contains(unit)).count();
-        self.buckets.iter().map(uses).collect()
+        }
     }
 
     /// Appends to `actions` what `event` calls for.
@@ -162,10 +159,9 @@ impl Schedule {
     fn unshard(&mut self, unit: UnitId, next: Option<UnitId>, actions: &mut Vec<Action>) {
         for unit in [Some(unit), next].into_iter().flatten() {
             self.wanted[unit.0] = true;
-            for (index, bucket) in self.buckets.iter().enumerate() {
-                if bucket.units.contains(&unit) && !self.unsharded[index] {
-                    self.unsharded[index] = true;
-                    actions.push(Action::Unshard(BucketId(index)));
+            for bucket in &self.buckets_of[unit.0] {
+                if !std::mem::replace(&mut self.unsharded[bucket.0], true) {
+                    actions.push(Action::Unshard(*bucket));
                 }
             }
         }
@@ -179,11 +175,12 @@ impl Schedule {
         if self.stage.model() != Placement::Sharded {
             return;
         }
-        for (index, bucket) in self.buckets.iter().enumerate() {
-            let unwanted = bucket.units.iter().all(|unit| !self.wanted[unit.0]);
-            if self.unsharded[index] && unwanted {
-                self.unsharded[index] = false;
-                actions.push(Action::Reshard(BucketId(index)));
+        // Whatever else is unsharded has a unit that is wanted still.
+        for bucket in &self.buckets_of[unit.0] {
+            let mut units = self.buckets[bucket.0].units.iter();
+            let unwanted = units.all(|unit| !self.wanted[unit.0]);
+            if unwanted && std::mem::take(&mut self.unsharded[bucket.0]) {
+                actions.push(Action::Reshard(*bucket));
             }
         }
     }
@@ -191,11 +188,12 @@ impl Schedule {
     /// Where weights are gathered, gathers and reductions take turns, and a reduction may not
     /// depend on which gradients this rank has: it follows the backward of the bucket's last use.
     fn end_use(&mut self, unit: UnitId, actions: &mut Vec<Action>) {
-        for (index, bucket) in self.buckets.iter().enumerate() {
-            let used = bucket.units.contains(&unit) && self.uses_left[index] > 0;
-            self.uses_left[index] -= usize::from(used);
-            if used && self.uses_left[index] == 0 && self.stage.model() == Placement::Sharded {
-                self.ready[index] = true;
+        for bucket in &self.buckets_of[unit.0] {
+            let left = &mut self.uses_left[bucket.0];
+            let used = *left > 0;
+            *left -= usize::from(used);
+            if used && *left == 0 && self.stage.model() == Placement::Sharded {
+                self.ready[bucket.0] = true;
             }
         }
         self.reduce_ready(actions);
@@ -220,7 +218,7 @@ impl Schedule {
         self.ready.fill(true);
         self.reduce_ready(actions);
         self.ready.fill(false);
-        self.uses_left = self.uses();
+        self.uses_left.clone_from(&self.uses);
         self.reduce_end = self.buckets.len();
         self.wanted.fill(false);
         (self.position, self.direction) = (0, Direction::Forward);
@@ -259,6 +257,33 @@ impl Schedule {
 enum Direction {
     Forward,
     Backward,
+}
+
+/// By unit, of those that `buckets` or `order` name: the buckets that hold its parameters,
+/// ascending.
+pub(crate) fn buckets_of(buckets: &[BucketSpec], order: &[UnitId]) -> Vec<Vec<BucketId>> {
+    let units = buckets.iter().flat_map(|bucket| &bucket.units).chain(order);
+    let unit_count = units.map(|unit| unit.0 + 1).max().unwrap_or(0);
+    let mut buckets_of = vec![Vec::new(); unit_count];
+    for (index, bucket) in buckets.iter().enumerate() {
+        for unit in &bucket.units {
+            buckets_of[unit.0].push(BucketId(index));
+        }
+    }
+    buckets_of
+}
+
+/// By bucket, of `bucket_count`: how often `order` uses its units.
+pub(crate) fn uses(
+    bucket_count: usize,
+    buckets_of: &[Vec<BucketId>],
+    order: &[UnitId],
+) -> Vec<usize> {
+    let mut uses = vec![0; bucket_count];
+    for bucket in order.iter().flat_map(|unit| &buckets_of[unit.0]) {
+        uses[bucket.0] += 1;
+    }
+    uses
 }
 
 #[cfg(test)]
