@@ -230,7 +230,9 @@ deadline_seconds = 11.5
             "model.kv_heads = 0",
             "model.context = 0",
             "model.rope_theta = 0.0",
+            "model.rope_theta = 1e308",
             "model.norm_eps = -1e-5",
+            "model.norm_eps = 1e-60",
             "model.dropout = 1.0",
             "model.dropout = -0.1",
             "model.dropout = nan",
@@ -239,12 +241,18 @@ deadline_seconds = 11.5
             "optimizer.lr = 0.0",
             "optimizer.lr = -1.0",
             "optimizer.lr = inf",
+            "optimizer.lr = 1e39",
+            "optimizer.lr = 1e-300",
             "optimizer.weight_decay = -0.1",
+            "optimizer.weight_decay = 1e300",
             "optimizer.betas = [0.9, 1.0]",
+            "optimizer.betas = [0.9, 0.999999999]",
             "optimizer.eps = 0.0",
             "optimizer.eps = 1e-40",
             "optimizer.momentum = 1.0",
+            "optimizer.momentum = 0.999999999",
             "optimizer.clip_norm = -1.0",
+            "optimizer.clip_norm = 1e39",
             "schedule.min_factor = 1.5",
             "train.steps = 0",
             &too_large,
@@ -267,6 +275,7 @@ deadline_seconds = 11.5
                 panic!("{line}: {error}");
             };
             assert_eq!(named, field);
+            assert!(error.to_string().len() < 160, "{error}");
             assert!(!allowed.is_empty() && !error.to_string().contains('\n'), "{error}");
         }
     }

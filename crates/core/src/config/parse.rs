@@ -11,7 +11,7 @@ pub(super) fn from_toml(text: &str) -> Result<Config, ConfigError> {
     let table: Table = text.parse().map_err(|error| syntax(text, &error))?;
     let known = serde_json::to_value(Config::default()).expect("a configuration is plain data");
     refuse_unknown(&table, &known, "", &known)?;
-    let value = Value::Table(table.clone());
+    let value = comparable(Value::Table(table.clone()), &known);
     serde_path_to_error::deserialize(value).map_err(|error| {
         let field = error.path().to_string();
         let value = value_at(&table, &field);
@@ -50,26 +50,50 @@ fn syntax(text: &str, error: &toml::de::Error) -> ConfigError {
     ConfigError::Syntax { why: place.unwrap_or_default() + &why }
 }
 
-/// Refuses the first name of `table` that `known` lacks. An optional field's default is null, so
-/// the names of `known` are all there are.
+/// Refuses the first name of `table` that `known` lacks, and the first section that is none. An
+/// optional field's default is null, so the names of `known` are all there are.
 fn refuse_unknown(table: &Table, known: &Json, path: &str, root: &Json) -> Result<(), ConfigError> {
     let Some(names) = known.as_object() else { return Ok(()) };
     for (name, value) in table {
-        let field = format!("{path}{name}");
+        let field = format!("{path}{}", key(name));
         let Some(inner) = names.get(name) else {
             let nearest = nearest(&field, root);
             return Err(ConfigError::UnknownField { field, nearest });
         };
-        if let Some(section) = value.as_table() {
-            refuse_unknown(section, inner, &format!("{field}."), root)?;
+        match value.as_table() {
+            Some(section) => refuse_unknown(section, inner, &format!("{field}."), root)?,
+            None if inner.is_object() => {
+                let allowed = format!("a section of fields, [{field}]");
+                return Err(ConfigError::Value { field, value: shown(value), allowed });
+            }
+            None => {}
         }
     }
     Ok(())
 }
 
+/// What serde would accept though it is of another type, or refuse in words that do not help,
+/// becomes what it refuses with the list of what is allowed.
+fn comparable(value: Value, known: &Json) -> Value {
+    match value {
+        // A field whose default is a string is one of several names; a path has no default.
+        value if known.is_string() && !value.is_str() => Value::String(String::new()),
+        Value::Table(table) => {
+            let inner = |(name, value): (String, Value)| {
+                let value = comparable(value, known.get(&name).unwrap_or(&Json::Null));
+                (name, value)
+            };
+            Value::Table(table.into_iter().map(inner).collect())
+        }
+        Value::Datetime(_) => Value::Array(Vec::new()), // it would be taken as a string
+        value => value,
+    }
+}
+
 /// The full path most like `field`: the same name elsewhere, or a similar one.
 fn nearest(field: &str, root: &Json) -> Option<String> {
     const SIMILAR: f64 = 0.8;
+    let field = &field.replace('"', "");
     let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_owned();
     let likeness = |path: &str| {
         let whole = strsim::jaro_winkler(path, field);
@@ -91,16 +115,46 @@ fn collect_paths(known: &Json, path: &str, into: &mut Vec<String>) {
     }
 }
 
-/// The value that was given for `field`, as TOML writes it.
-fn value_at(table: &Table, field: &str) -> String {
-    let mut parts = field.split('.');
+/// A key as TOML writes it: quoted, unless it is of letters, digits and dashes.
+fn key(name: &str) -> String {
+    let is_bare = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    match !name.is_empty() && name.chars().all(is_bare) {
+        true => name.to_owned(),
+        false => format!("{name:?}"),
+    }
+}
+
+/// The value that was given for `field`, such as `optimizer.betas[1]`.
+fn value_at<'a>(table: &'a Table, field: &str) -> String {
+    let mut parts = field.split(['.', '[']);
     let first = parts.next().and_then(|name| table.get(name));
-    // An element of an array has a path such as `betas[1]`; the array is shown as a whole.
-    let value = parts.try_fold(first, |value, name| match value {
-        Some(Value::Table(inner)) => Some(inner.get(name.split('[').next().unwrap_or(name))),
+    let inner = |value: &'a Value, part: &str| match value {
+        Value::Table(inner) => inner.get(part),
+        Value::Array(elements) => elements.get(part.strip_suffix(']')?.parse::<usize>().ok()?),
         _ => None,
-    });
-    value.flatten().map(ToString::to_string).unwrap_or_default()
+    };
+    first.and_then(|first| parts.try_fold(first, inner)).map(shown).unwrap_or_default()
+}
+
+/// A value as TOML could write it, on one line that is not long.
+fn shown(value: &Value) -> String {
+    const CHARS_MAX: usize = 60;
+    let text = match value {
+        Value::String(text) => format!("{text:?}"),
+        Value::Float(number) => format!("{number:?}"),
+        Value::Array(elements) => {
+            format!("[{}]", elements.iter().map(shown).collect::<Vec<_>>().join(", "))
+        }
+        Value::Table(table) => {
+            let field = |(name, value): (&String, _)| format!("{} = {}", key(name), shown(value));
+            format!("{{{}}}", table.iter().map(field).collect::<Vec<_>>().join(", "))
+        }
+        value => value.to_string(),
+    };
+    match text.char_indices().nth(CHARS_MAX) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
 }
 
 /// What serde's message says was expected, in the words of a configuration.
@@ -114,7 +168,7 @@ fn allowed(message: &str) -> String {
         "u8" => "0, 1, 2, 3".into(), // a stage is the only one
         "f64" => "a number".into(),
         "a boolean" => "true or false".into(),
-        expected if expected.starts_with("struct ") => "a section of fields".into(),
+        "fewer elements in array" => "an array of length 2".into(), // the betas are the only one
         expected => expected.replace('`', "").replace('\n', " "),
     }
 }
@@ -143,6 +197,10 @@ mod tests {
             "unknown field `zero.bucket_bytes`; did you mean `zero.bucket_bytes_max`?"
         );
         assert_eq!(refusal("xyzzy = 1"), "unknown field `xyzzy`");
+        assert_eq!(refusal("\"\" = 1"), "unknown field `\"\"`");
+        assert_eq!(refusal("\"a\\nb\" = 1"), "unknown field `\"a\\nb\"`");
+        let said = refusal("\"model.layers\" = 3");
+        assert_eq!(said, "unknown field `\"model.layers\"`; did you mean `model.layers`?");
     }
 
     #[test]
@@ -153,10 +211,21 @@ mod tests {
             ("[train]\nsteps = 1.5", "`train.steps = 1.5`", "a whole number, 0 or more"),
             ("optimizer.lr = 'fast'", "`optimizer.lr = \"fast\"`", "a number"),
             ("optimizer.betas = [0.9]", "`optimizer.betas", "an array of length 2"),
-            ("optimizer.betas = [0.9, 'x']", "`optimizer.betas[1] = [0.9, \"x\"]`", "a number"),
+            ("optimizer.betas = [0.9, 'x']", "`optimizer.betas[1] = \"x\"`", "a number"),
+            ("optimizer.betas = [0.5, 0.5, 0.5]", "[0.5, 0.5, 0.5]`", "an array of length 2"),
+            ("optimizer.kind = ['sgd']", "`optimizer.kind = [\"sgd\"]`", "adamw, adam, sgd"),
+            ("optimizer.kind = {}", "`optimizer.kind = {}`", "adamw, adam, sgd"),
+            ("precision.model = 1", "`precision.model = 1`", "f32, bf16, f16"),
+            ("data.path = 1979-05-27", "`data.path = 1979-05-27`", "a string"),
+            ("run.ranks = 1979-05-27", "`run.ranks = 1979-05-27`", "a whole number, 0 or more"),
+            ("train.steps = \"1\\n2\"", "`train.steps = \"1\\n2\"`", "a whole number, 0 or more"),
+            ("train.steps = 1e300", "`train.steps = 1e300`", "a whole number, 0 or more"),
             ("optimizer.kind = 'lion'", "`optimizer.kind = \"lion\"`", "adamw, adam, sgd"),
             ("model.tied = 1", "`model.tied = 1`", "true or false"),
-            ("model = 3", "`model = 3`", "a section of fields"),
+            ("model = 3", "`model = 3`", "a section of fields, [model]"),
+            ("model = []", "`model = []`", "a section of fields, [model]"),
+            ("zero = [3]", "`zero = [3]`", "a section of fields, [zero]"),
+            ("[[model]]\nlayers = 1", "`model = [{layers = 1}]`", "a section of fields, [model]"),
             ("precision.model = 'f64'", "`precision.model = \"f64\"`", "f32, bf16, f16"),
             ("zero.stage = 4", "`zero.stage = 4`", "allowed: 0, 1, 2, 3"),
             ("zero.stage = 'two'", "`zero.stage = \"two\"`", "allowed: 0, 1, 2, 3"),
@@ -165,6 +234,12 @@ mod tests {
             let said = refusal(text);
             assert!(said.contains(given) && said.ends_with(allowed), "{text}: {said}");
         }
+    }
+
+    #[test]
+    fn a_long_value_is_cut_between_characters() {
+        let said = refusal(&format!("run.ranks = '{}'", "ä".repeat(1000)));
+        assert!(said.contains("ä...`") && said.len() < 250, "{said}");
     }
 
     #[test]

@@ -165,13 +165,10 @@ impl OptimizerConfig {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         check::positive("optimizer.lr", self.lr)?;
         check::not_negative("optimizer.weight_decay", self.weight_decay)?;
-        let [first, second] = self.betas;
-        let betas = [first, second].iter().all(|beta| (0.0..1.0).contains(beta));
-        let shown = format!("[{first}, {second}]");
-        check::that(betas, "optimizer.betas", shown, "two numbers, each 0 or more, and below 1")?;
-        let normal = f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX);
-        let allowed = "a number above 0 that is normal in f32, such as 1e-8";
-        check::that(normal.contains(&self.eps), "optimizer.eps", self.eps, allowed)?;
+        let possible = self.betas.iter().all(|beta| check::is_below_one(*beta));
+        let allowed = "two numbers, each 0 or more, and below 1 when rounded to f32";
+        check::that(possible, "optimizer.betas", self.betas, allowed)?;
+        check::positive("optimizer.eps", self.eps)?;
         check::below_one("optimizer.momentum", self.momentum)?;
         check::not_negative("optimizer.clip_norm", self.clip_norm)
     }
