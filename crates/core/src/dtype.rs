@@ -87,7 +87,8 @@ impl Precision {
             return self;
         }
         let reduce = if self.reduce == self.model { dtype } else { self.reduce };
-        let accumulate = if self.accumulate == self.reduce { reduce } else { self.accumulate };
+        // An f32 accumulator that was asked for stays, whatever the parameter's dtype.
+        let accumulate = if self.accumulate == DType::F32 { DType::F32 } else { reduce };
         Self { model: dtype, reduce, accumulate, ..self }
     }
 
@@ -128,6 +129,14 @@ mod tests {
         assert_eq!(norm, Precision::of_model(DType::F32));
         let wide = Precision { reduce: DType::F32, ..Precision::of_model(DType::Bf16) };
         assert_eq!(wide.for_param(DType::F16).reduce, DType::F32);
+    }
+
+    #[test]
+    fn a_narrower_parameter_keeps_the_f32_accumulator() {
+        for dtype in [DType::Bf16, DType::F16] {
+            let precision = Precision::of_model(DType::F32).for_param(dtype);
+            assert_eq!(precision, Precision::of_model(dtype));
+        }
     }
 
     #[test]

@@ -20,8 +20,11 @@ pub enum Event {
     /// Every gradient that the bucket expects of a micro-batch is there. This may differ between
     /// ranks, one of which did not use a parameter.
     GradsReady(BucketId),
-    /// The micro-batch has no gradients left to give.
+    /// The backward pass has no gradients left to give.
     BackwardEnd,
+    /// From the next pass on, gradients are reduced as they come (`true`, the rule), or add on
+    /// this rank until they are again, or until the window is complete.
+    GradSync(bool),
     /// The accumulation window is complete.
     Boundary,
     /// All ranks agreed to apply the step.
@@ -64,8 +67,22 @@ pub struct Schedule {
     uses_left: Vec<usize>,
     /// By unit: its weights are in use, or will be next.
     wanted: Vec<bool>,
-    /// Buckets `..reduce_end` have not been reduced in this micro-batch.
+    /// Buckets `..reduce_end` have not been reduced in this pass.
     reduce_end: usize,
+    sync: Sync,
+}
+
+/// Whether gradients that could be reduced are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sync {
+    /// As they come.
+    On,
+    /// Not now; this rank holds none that were kept back.
+    Off,
+    /// Not now, and some are kept back.
+    Behind,
+    /// As they come, those that were kept back along with them.
+    CatchesUp,
 }
 
 #[derive(Clone, Debug)]
@@ -93,8 +110,14 @@ impl Schedule {
             wanted: vec![false; buckets_of.len()],
             buckets_of,
             reduce_end: buckets.len(),
+            sync: Sync::On,
             buckets: buckets.iter().map(bucket).collect(),
         }
+    }
+
+    /// Whether the bucket's gradients of this pass are on their way: what comes now is too late.
+    pub fn has_reduced(&self, bucket: BucketId) -> bool {
+        self.reduces() && bucket.0 >= self.reduce_end
     }
 
     /// Appends to `actions` what `event` calls for.
@@ -129,10 +152,24 @@ impl Schedule {
                     self.reduce_ready(actions);
                 }
             }
-            Event::BackwardEnd => self.end_micro_batch(actions),
+            Event::BackwardEnd => self.end_pass(actions),
+            Event::GradSync(on) => {
+                self.sync = match (on, self.sync) {
+                    (true, Sync::Behind | Sync::CatchesUp) => Sync::CatchesUp,
+                    (true, Sync::On | Sync::Off) => Sync::On,
+                    (false, Sync::Behind | Sync::CatchesUp) => Sync::Behind,
+                    (false, Sync::On | Sync::Off) => Sync::Off,
+                };
+            }
             Event::Boundary => self.reduce_window(actions),
             Event::Apply => self.update(actions),
         }
+    }
+
+    /// Whether gradients leave this rank before the window is complete.
+    pub fn reduces(&self) -> bool {
+        let moves = self.stage.grads() != Placement::Partial;
+        moves && matches!(self.sync, Sync::On | Sync::CatchesUp)
     }
 
     /// Finds the use of `unit` nearest to the last one, in the direction of travel. A turn, and
@@ -206,20 +243,28 @@ impl Schedule {
             if bucket.trainable && !self.ready[index] {
                 break;
             }
-            let moves = self.stage.grads() != Placement::Partial;
-            if bucket.trainable && moves {
+            if bucket.trainable && self.reduces() {
                 actions.push(Action::Reduce(BucketId(index), self.stage.grads()));
             }
             self.reduce_end = index;
         }
     }
 
-    fn end_micro_batch(&mut self, actions: &mut Vec<Action>) {
+    fn end_pass(&mut self, actions: &mut Vec<Action>) {
         self.ready.fill(true);
         self.reduce_ready(actions);
         self.ready.fill(false);
+        self.sync = match self.sync {
+            Sync::On | Sync::CatchesUp => Sync::On,
+            Sync::Off | Sync::Behind => Sync::Behind,
+        };
         self.uses_left.clone_from(&self.uses);
         self.reduce_end = self.buckets.len();
+        self.reshard_all(actions);
+    }
+
+    /// Between passes nobody needs full weights, and an update must not leave old ones behind.
+    fn reshard_all(&mut self, actions: &mut Vec<Action>) {
         self.wanted.fill(false);
         (self.position, self.direction) = (0, Direction::Forward);
         if self.stage.model() == Placement::Sharded {
@@ -231,14 +276,24 @@ impl Schedule {
         }
     }
 
-    fn reduce_window(&self, actions: &mut Vec<Action>) {
-        if self.stage.grads() == Placement::Partial {
-            let to = self.stage.optim();
-            actions.extend(self.trainable().rev().map(|bucket| Action::Reduce(bucket, to)));
-        }
+    /// Reduces what no pass has reduced.
+    fn reduce_window(&mut self, actions: &mut Vec<Action>) {
+        self.reshard_all(actions);
+        let kept_back = matches!(self.sync, Sync::Behind | Sync::CatchesUp);
+        let to = match self.stage.grads() {
+            Placement::Partial => self.stage.optim(),
+            grads if kept_back => grads,
+            _ => return,
+        };
+        actions.extend(self.trainable().rev().map(|bucket| Action::Reduce(bucket, to)));
+        self.sync = match self.sync {
+            Sync::On | Sync::CatchesUp => Sync::On,
+            Sync::Off | Sync::Behind => Sync::Off,
+        };
     }
 
-    fn update(&self, actions: &mut Vec<Action>) {
+    fn update(&mut self, actions: &mut Vec<Action>) {
+        self.reshard_all(actions);
         for bucket in self.trainable() {
             actions.push(Action::Update(bucket));
             if self.stage.model() == Placement::Replicated {
@@ -287,204 +342,4 @@ pub(crate) fn uses(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{Bucketing, Bytes, DType, ParamSpec, WorldSize, assign_buckets};
-
-    fn buckets(unit_count: usize, bucketing: Bucketing) -> Vec<BucketSpec> {
-        let specs: Vec<_> = (0..unit_count)
-            .map(|unit| ParamSpec::new(format!("p{unit}"), &[4], DType::F32, UnitId(unit)))
-            .collect();
-        assign_buckets(&specs, bucketing, WorldSize::ONE, Bytes(4))
-    }
-
-    fn run(schedule: &mut Schedule, events: impl IntoIterator<Item = Event>) -> Vec<Action> {
-        let mut actions = Vec::new();
-        events.into_iter().for_each(|event| schedule.on(event, &mut actions));
-        actions
-    }
-
-    /// One micro-batch as the chain driver runs it: the last use runs forward only in backward.
-    fn micro_batch(order: &[UnitId]) -> Vec<Event> {
-        let last = order.len() - 1;
-        let forward = order[..last].iter();
-        let forward =
-            forward.flat_map(|unit| [Event::PreForward(*unit), Event::PostForward(*unit)]);
-        let backward = order.iter().rev();
-        let backward =
-            backward.flat_map(|unit| [Event::PreBackward(*unit), Event::PostBackward(*unit)]);
-        forward.chain(backward).chain([Event::BackwardEnd]).collect()
-    }
-
-    fn peak_unsharded(actions: &[Action]) -> (usize, usize) {
-        let (mut live, mut peak) = (0_usize, 0);
-        for action in actions {
-            match action {
-                Action::Unshard(_) => live += 1,
-                Action::Reshard(_) => live -= 1,
-                _ => {}
-            }
-            peak = peak.max(live);
-        }
-        (live, peak)
-    }
-
-    /// The claim behind ZeRO-3's memory use: a handful of full buckets, whatever the depth.
-    #[test]
-    fn at_most_two_units_are_unsharded_at_once() {
-        for unit_count in 1..40 {
-            let order: Vec<_> = (0..unit_count).map(UnitId).collect();
-            let buckets = buckets(unit_count, Bucketing::Unit);
-            let mut schedule = Schedule::new(Stage::Zero3, &buckets, order.clone());
-            for _ in 0..2 {
-                let actions = run(&mut schedule, micro_batch(&order));
-                assert_eq!(peak_unsharded(&actions), (0, unit_count.min(2)));
-            }
-        }
-    }
-
-    #[test]
-    fn a_tied_head_keeps_the_same_bound() {
-        let order: Vec<_> = [0, 1, 2, 3, 0].map(UnitId).into();
-        let buckets = buckets(4, Bucketing::Unit);
-        let mut schedule = Schedule::new(Stage::Zero3, &buckets, order.clone());
-        let actions = run(&mut schedule, micro_batch(&order));
-        assert_eq!(peak_unsharded(&actions), (0, 2));
-        let gathers = |bucket| {
-            actions.iter().filter(|action| **action == Action::Unshard(BucketId(bucket))).count()
-        };
-        assert_eq!([0, 1, 2, 3].map(gathers), [3, 2, 2, 2]);
-    }
-
-    #[test]
-    fn the_next_unit_is_unsharded_before_this_one_is_let_go() {
-        use Action::{Reshard, Unshard};
-        let order = vec![UnitId(0), UnitId(1)];
-        let mut schedule = Schedule::new(Stage::Zero3, &buckets(2, Bucketing::Unit), order);
-        let events = [Event::PreForward(UnitId(0)), Event::PostForward(UnitId(0))];
-        let expected = [Unshard(BucketId(0)), Unshard(BucketId(1)), Reshard(BucketId(0))];
-        assert_eq!(run(&mut schedule, events), expected);
-    }
-
-    #[test]
-    fn backward_prefetches_from_its_first_unit_on() {
-        let order: Vec<_> = [0, 1, 2, 0].map(UnitId).into();
-        let mut schedule = Schedule::new(Stage::Zero3, &buckets(3, Bucketing::Unit), order.clone());
-        for _ in 0..2 {
-            let forward = run(&mut schedule, micro_batch(&order)[..6].iter().copied());
-            assert_eq!(peak_unsharded(&forward).0, 1, "the head's unit is prefetched");
-            let head = run(&mut schedule, [Event::PreBackward(UnitId(0))]);
-            assert_eq!(head, [Action::Unshard(BucketId(2))]);
-            run(&mut schedule, micro_batch(&order)[7..].iter().copied());
-        }
-    }
-
-    #[test]
-    fn replicated_weights_are_never_gathered() {
-        let order: Vec<_> = (0..3).map(UnitId).collect();
-        for stage in [Stage::Zero0, Stage::Zero1, Stage::Zero2] {
-            let mut schedule = Schedule::new(stage, &buckets(3, Bucketing::Unit), order.clone());
-            let actions = run(&mut schedule, micro_batch(&order));
-            assert_eq!(peak_unsharded(&actions), (0, 0));
-        }
-    }
-
-    #[test]
-    fn reductions_go_from_last_to_first_whatever_comes_first() {
-        let reduce = |bucket| Action::Reduce(BucketId(bucket), Placement::Sharded);
-        let order: Vec<_> = (0..3).map(UnitId).collect();
-        let mut schedule = Schedule::new(Stage::Zero2, &buckets(3, Bucketing::Unit), order);
-        for _ in 0..2 {
-            let early = run(&mut schedule, [0, 1].map(|b| Event::GradsReady(BucketId(b))));
-            assert_eq!(early, []);
-            let late = run(&mut schedule, [Event::GradsReady(BucketId(2)), Event::BackwardEnd]);
-            assert_eq!(late, [2, 1, 0].map(reduce));
-        }
-    }
-
-    #[test]
-    fn a_rank_without_some_gradients_asks_for_the_same_in_the_same_order() {
-        let order: Vec<_> = [0, 1, 2, 3, 0].map(UnitId).into();
-        for stage in Stage::ALL {
-            for bucketing in [Bucketing::Unit, Bucketing::Bytes(Bytes(2 * 16))] {
-                let buckets = buckets(4, bucketing);
-                let actions = [usize::MAX, 0, 1].map(|lacking| {
-                    let mut schedule = Schedule::new(stage, &buckets, order.clone());
-                    let grads = |unit: UnitId| {
-                        let bucket = buckets.iter().position(|b| b.units.last() == Some(&unit));
-                        bucket.filter(|bucket| *bucket != lacking).map(BucketId)
-                    };
-                    let events = micro_batch(&order).into_iter().flat_map(|event| match event {
-                        Event::PostBackward(unit) => {
-                            [grads(unit).map(Event::GradsReady), Some(event)]
-                        }
-                        _ => [None, Some(event)],
-                    });
-                    run(&mut schedule, events.flatten().chain([Event::Boundary]))
-                });
-                assert_eq!(actions[0], actions[1], "{stage:?}");
-                assert_eq!(actions[0], actions[2], "{stage:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_tied_unit_is_reduced_after_its_last_use() {
-        let order: Vec<_> = [0, 1, 0].map(UnitId).into();
-        let buckets = buckets(2, Bucketing::Unit);
-        let mut schedule = Schedule::new(Stage::Zero3, &buckets, order.clone());
-        for _ in 0..2 {
-            let actions = run(&mut schedule, micro_batch(&order));
-            let reduced = actions.iter().filter(|action| matches!(action, Action::Reduce(..)));
-            let expected = [1, 0].map(|b| Action::Reduce(BucketId(b), Placement::Sharded));
-            assert_eq!(reduced.copied().collect::<Vec<_>>(), expected);
-            let last = actions.iter().rposition(|action| matches!(action, Action::Unshard(_)));
-            assert!(last < actions.iter().position(|action| *action == expected[1]));
-        }
-    }
-
-    #[test]
-    fn absent_gradients_are_reduced_at_the_end_of_backward() {
-        let mut schedule = Schedule::new(Stage::Zero3, &buckets(3, Bucketing::Unit), vec![]);
-        let reduced = run(&mut schedule, [Event::BackwardEnd]);
-        assert_eq!(reduced.len(), 3);
-    }
-
-    #[test]
-    fn partial_gradients_are_reduced_once_a_window() {
-        for (stage, to) in
-            [(Stage::Zero0, Placement::Replicated), (Stage::Zero1, Placement::Sharded)]
-        {
-            let mut schedule = Schedule::new(stage, &buckets(2, Bucketing::Unit), vec![]);
-            let ready = [Event::GradsReady(BucketId(1)), Event::BackwardEnd, Event::BackwardEnd];
-            assert_eq!(run(&mut schedule, ready), []);
-            let window = run(&mut schedule, [Event::Boundary]);
-            assert_eq!(window, [1, 0].map(|bucket| Action::Reduce(BucketId(bucket), to)));
-        }
-    }
-
-    #[test]
-    fn a_bucket_of_several_units_stays_until_the_last_lets_go() {
-        let order: Vec<_> = (0..4).map(UnitId).collect();
-        let packed = buckets(4, Bucketing::Bytes(Bytes(2 * 16)));
-        assert_eq!(packed.len(), 2);
-        let mut schedule = Schedule::new(Stage::Zero3, &packed, order.clone());
-        let actions = run(&mut schedule, micro_batch(&order));
-        assert_eq!(peak_unsharded(&actions), (0, 2));
-    }
-
-    #[test]
-    fn frozen_buckets_are_gathered_but_never_reduced_or_updated() {
-        let mut frozen = buckets(2, Bucketing::Unit);
-        frozen[0].trainable = false;
-        let order: Vec<_> = (0..2).map(UnitId).collect();
-        let mut schedule = Schedule::new(Stage::Zero3, &frozen, order.clone());
-        let mut events = micro_batch(&order);
-        events.extend([Event::Boundary, Event::Apply]);
-        let actions = run(&mut schedule, events);
-        assert!(actions.contains(&Action::Unshard(BucketId(0))));
-        assert!(!actions.contains(&Action::Update(BucketId(0))));
-        assert!(!actions.contains(&Action::Reduce(BucketId(0), Placement::Sharded)));
-        assert!(actions.contains(&Action::Update(BucketId(1))));
-    }
-}
+mod tests;

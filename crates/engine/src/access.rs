@@ -6,8 +6,8 @@ use oxizero_core::{Layout, Numel, ParamId, Placement};
 use oxizero_device::{Buffer, View, kernels};
 
 use crate::bucket::Bucket;
-use crate::engine::WindowState;
 use crate::gradient::alloc;
+use crate::window::{MicroBatch, WindowState};
 use crate::{Engine, EngineError};
 
 impl Engine {
@@ -42,18 +42,24 @@ impl Engine {
 
     /// The whole f32 master weights of a parameter; a collective call, outside of its unit's
     /// forward and backward. `None` for a frozen one.
-    pub fn full_param(&self, param: ParamId) -> Result<Option<Buffer>, EngineError> {
+    pub fn full_param(&mut self, param: ParamId) -> Result<Option<Buffer>, EngineError> {
         let (index, count) = (param.0, self.specs.len());
         let state = self.params.get(index);
         let state = state.ok_or(EngineError::Unknown { what: "parameter", index, count })?;
-        let bucket = &self.buckets[state.bucket.0];
+        let (id, slot) = (state.bucket, state.slot);
+        self.buckets[id.0].gathered()?; // a shard that is being gathered comes back
+        let bucket = &self.buckets[id.0];
         if !bucket.spec().trainable {
             return Ok(None);
         }
         Ok(Some(match self.options.stage.optim() {
-            Placement::Sharded => self.gather_slot(bucket, state.slot, Bucket::master)?,
-            _ => copy(bucket, state.slot, Bucket::master),
+            Placement::Sharded => self.gather_slot(bucket, slot, Bucket::master)?,
+            _ => copy(bucket, slot, Bucket::master),
         }))
+    }
+
+    fn backward_ended(&self) -> bool {
+        self.window.micro_batch == MicroBatch::BackwardEnded
     }
 
     fn check_ready(&self) -> Result<(), EngineError> {
@@ -62,12 +68,10 @@ impl Engine {
             WindowState::Reduced(_) => Ok(()),
             WindowState::Empty => Err(EngineError::NotReady),
             WindowState::Consumed => Err(EngineError::Consumed),
-            WindowState::Accumulating(n) if n + 1 == of && self.window.backward_ended => Ok(()),
-            WindowState::Accumulating(0) if !self.window.backward_ended => {
-                Err(EngineError::NotReady)
-            }
+            WindowState::Accumulating(n) if n + 1 >= of && self.backward_ended() => Ok(()),
+            WindowState::Accumulating(0) if !self.backward_ended() => Err(EngineError::NotReady),
             WindowState::Accumulating(n) => {
-                Err(EngineError::MidWindow { n: n + usize::from(self.window.backward_ended), of })
+                Err(EngineError::MidWindow { n: n + usize::from(self.backward_ended()), of })
             }
         }
     }

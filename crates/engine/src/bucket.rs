@@ -14,7 +14,7 @@ use oxizero_device::{Buffer, View};
 use oxizero_optim::{Gradient as OptimGradient, Hyper, Optimizer, Weights};
 
 use crate::Norm;
-use crate::gradient::{Gradient, alloc};
+use crate::gradient::{Contribution, Gradient, alloc};
 use crate::step::Unscaled;
 
 /// The parameters that are communicated together, on this rank.
@@ -154,29 +154,27 @@ impl Bucket {
         }
     }
 
-    /// Adds one contribution to the gradient of the parameter in `slot`. Returns whether all of it
-    /// is finite.
+    /// Adds one contribution to a gradient. Returns whether all of it is finite.
     pub(crate) fn contribute(
         &mut self,
-        slot: usize,
-        grad: View<'_>,
+        contribution: Contribution<'_>,
         comm: &dyn Communicator,
     ) -> Result<bool, CommError> {
         match &mut self.trained {
-            Some(trained) => trained.grad.contribute(slot, grad, &self.spec.layout, comm),
+            Some(trained) => trained.grad.contribute(contribution, &self.spec.layout, comm),
             None => Ok(true),
         }
     }
 
-    /// Takes this rank's partial gradients, a sum over `micro_batches`, to placement `to`.
+    /// Takes this rank's partial gradients, a sum over `passes`, to placement `to`.
     pub(crate) fn reduce(
         &mut self,
         to: Placement,
-        micro_batches: usize,
+        passes: usize,
         comm: &dyn Communicator,
     ) -> Result<(), CommError> {
         match &mut self.trained {
-            Some(trained) => trained.grad.reduce(to, micro_batches, &self.spec.layout, comm),
+            Some(trained) => trained.grad.reduce(to, passes, &self.spec.layout, comm),
             None => Ok(()),
         }
     }

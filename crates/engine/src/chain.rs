@@ -2,7 +2,7 @@
 
 use oxizero_core::{ConfigError, LossScale, ParamId, Placement, Random, UnitId};
 
-use crate::segment::{Draw, GradSink, Input, Segment};
+use crate::segment::{Draw, GradSink, Input, OutputGrad, Segment};
 use crate::{Engine, EngineError, GradIn, GradView};
 
 /// A model: segments in forward order, each with the unit that holds its weights. Two segments may
@@ -106,10 +106,10 @@ impl<S: Segment> Chain<S> {
             tapes.push(tape);
             value = Some(output);
         }
-        let mut grad = None;
+        let mut grad = Some(OutputGrad::Loss(engine.loss_scale()));
         for (link, tape) in self.links.iter().zip(tapes).rev() {
             engine.pre_backward(link.unit)?;
-            grad = link.segment.backward(tape, grad, &mut Sink::new(engine, link.unit)?)?;
+            grad = backward(engine, link, tape, grad)?;
             engine.post_backward(link.unit)?;
         }
         Ok(value.expect("a chain has segments"))
@@ -128,7 +128,7 @@ impl<S: Segment> Chain<S> {
             let value = inputs[index].clone();
             inputs.push(Some(infer(engine, link, batch, value, draw(seed, index))?));
         }
-        let (mut loss, mut grad) = (None, None);
+        let (mut loss, mut grad) = (None, Some(OutputGrad::Loss(engine.loss_scale())));
         for (index, link) in self.links.iter().enumerate().rev() {
             engine.pre_backward(link.unit)?;
             let weights = engine.unit_weights(link.unit)?;
@@ -137,7 +137,7 @@ impl<S: Segment> Chain<S> {
             let (output, tape) = link.segment.forward(input);
             drop(weights);
             loss.get_or_insert(output);
-            grad = link.segment.backward(tape, grad, &mut Sink::new(engine, link.unit)?)?;
+            grad = backward(engine, link, tape, grad)?;
             engine.post_backward(link.unit)?;
         }
         Ok(loss.expect("a chain has segments"))
@@ -159,6 +159,18 @@ fn infer<S: Segment>(
     Ok(output)
 }
 
+/// Segments before one that returned no gradient have none to give.
+fn backward<S: Segment>(
+    engine: &mut Engine,
+    link: &Link<S>,
+    tape: S::Tape,
+    grad: Option<OutputGrad<S::Value>>,
+) -> Result<Option<OutputGrad<S::Value>>, EngineError> {
+    let Some(grad) = grad else { return Ok(None) };
+    let input = link.segment.backward(tape, grad, &mut Sink::new(engine, link.unit)?)?;
+    Ok(input.map(OutputGrad::Value))
+}
+
 fn draw(seed: u64, segment: usize) -> Draw {
     Draw { seed: Some(Random::for_path(seed, &[segment as u64]).next_u64()) }
 }
@@ -167,12 +179,14 @@ fn draw(seed: u64, segment: usize) -> Draw {
 struct Sink<'a> {
     engine: &'a mut Engine,
     params: Vec<ParamId>,
+    loss_scale: LossScale,
 }
 
 impl<'a> Sink<'a> {
     fn new(engine: &'a mut Engine, unit: UnitId) -> Result<Self, EngineError> {
         let params = engine.unit_params(unit)?.to_vec();
-        Ok(Self { engine, params })
+        let loss_scale = engine.loss_scale();
+        Ok(Self { engine, params, loss_scale })
     }
 }
 
@@ -181,7 +195,7 @@ impl GradSink for Sink<'_> {
         let count = self.params.len();
         let param = self.params.get(index).copied();
         let param = param.ok_or(EngineError::Unknown { what: "parameter", index, count })?;
-        let grad = GradIn { values: grad, loss_scale: LossScale::ONE };
+        let grad = GradIn { values: grad, loss_scale: self.loss_scale };
         self.engine.grad_ready(param, grad)
     }
 }

@@ -2,16 +2,16 @@
 
 use oxizero_comm::{Communicator, Traffic};
 use oxizero_core::{
-    Action, BucketId, Event, LossScale, MemoryPlan, ParamId, ParamSpec, PlanInput, RoleBytes,
-    Schedule, UnitId,
+    Action, BucketId, ConfigError, Event, LossScale, LossScaler, MemoryPlan, ParamId, ParamSpec,
+    PlanInput, RoleBytes, Schedule, UnitId,
 };
 use oxizero_device::View;
-use oxizero_optim::Hyper;
 
-use crate::bucket::{Bucket, UpdateCall};
+use crate::bucket::Bucket;
+use crate::gradient::Contribution;
 use crate::options::{EngineOptions, OptimizerSetup};
-use crate::step::{Reduced, Report, SkipReason, StepOutcome, Verdict};
 use crate::weights::{ParamWeights, UnitWeights};
+use crate::window::{MicroBatch, Window, WindowState};
 use crate::{EngineError, setup};
 
 /// Trains a model's parameters over the ranks of a communicator.
@@ -36,6 +36,7 @@ pub struct Engine {
     pub(crate) missing: Vec<usize>,
     pub(crate) schedule: Schedule,
     pub(crate) window: Window,
+    pub(crate) scaler: LossScaler,
     pub(crate) applied_steps: u64,
     pub(crate) peak: RoleBytes,
     pub(crate) step_start: Traffic,
@@ -74,24 +75,6 @@ pub(crate) enum Seen {
     NonFinite,
 }
 
-/// The accumulation window.
-#[derive(Debug)]
-pub(crate) struct Window {
-    pub(crate) state: WindowState,
-    /// `backward_end` was called in this micro-batch.
-    pub(crate) backward_ended: bool,
-    pub(crate) loss_scale: Option<LossScale>,
-}
-
-#[derive(Debug)]
-pub(crate) enum WindowState {
-    Empty,
-    /// So many micro-batches have ended with a step.
-    Accumulating(usize),
-    Reduced(Reduced),
-    Consumed,
-}
-
 impl Engine {
     /// Makes this rank's part of the engine; a collective call.
     ///
@@ -107,7 +90,8 @@ impl Engine {
         initial: &mut dyn FnMut(ParamId, &mut [f32]),
     ) -> Result<Self, EngineError> {
         setup::check(&specs, &order, &options, &optimizer)?;
-        setup::agree(&specs, &order, &options, &*comm)?;
+        let scaler = LossScaler::new(options.loss_scaling)?;
+        setup::agree(&specs, &order, &options, &optimizer, &*comm)?;
         let buckets = setup::buckets(&specs, &options, &optimizer, &*comm, initial)?;
         let bucket_specs: Vec<_> = buckets.iter().map(|bucket| bucket.spec().clone()).collect();
         let mut engine = Self {
@@ -121,7 +105,8 @@ impl Engine {
             specs,
             order,
             buckets,
-            window: Window { state: WindowState::Empty, backward_ended: false, loss_scale: None },
+            window: Window::new(WindowState::Empty),
+            scaler,
             applied_steps: 0,
             peak: RoleBytes::default(),
             step_start: Traffic::default(),
@@ -156,6 +141,32 @@ impl Engine {
     pub fn lr(&self, group: usize) -> Option<f64> {
         let factor = self.optimizer.schedule.factor(self.applied_steps);
         self.optimizer.groups.get(group).map(|options| options.lr * factor)
+    }
+
+    /// What to multiply the losses of this window by before backward, and to say of its gradients.
+    pub fn loss_scale(&self) -> LossScale {
+        self.window.loss_scale.unwrap_or_else(|| self.scaler.scale())
+    }
+
+    /// Says whether gradients are reduced as they come (`true`, the rule), or add on this rank
+    /// until they are again, or until the window is complete: DDP's `no_sync`. Where gradients
+    /// rest sharded, what is kept back takes a whole bucket in the accumulation dtype each.
+    pub fn set_grad_sync(&mut self, sync: bool) -> Result<(), EngineError> {
+        self.run(Event::GradSync(sync))
+    }
+
+    /// States the weight of this rank's micro-batch, such as its number of tokens, for
+    /// [`Reduction::Weighted`](crate::Reduction::Weighted); several add up. The loss is then a sum
+    /// of so much weight, not a mean.
+    pub fn weigh(&mut self, weight: f64) -> Result<(), EngineError> {
+        if !(weight >= 0.0 && weight.is_finite()) {
+            let allowed = "a finite number, 0 or above".into();
+            let (field, value) = ("weight".into(), weight.to_string());
+            return Err(EngineError::Config(ConfigError::Value { field, value, allowed }));
+        }
+        self.open_window()?;
+        self.window.weight += weight;
+        Ok(())
     }
 
     /// The unit is about to run forward: its weights are gathered, and the next unit's are asked
@@ -210,56 +221,31 @@ impl Engine {
     /// gradients are complete is reduced when its turn comes.
     pub fn grad_ready(&mut self, param: ParamId, grad: GradIn<'_>) -> Result<(), EngineError> {
         self.check_grad(param, grad)?;
-        self.open_window();
+        self.open_window()?;
+        self.window.micro_batch = MicroBatch::Open;
         self.window.loss_scale = Some(grad.loss_scale);
         let state = &mut self.params[param.0];
         let (id, slot) = (state.bucket, state.slot);
-        let finite = self.buckets[id.0].contribute(slot, grad.values, &*self.comm)?;
+        let alone = self.schedule.reduces() && self.window.passes == 0;
+        let contribution = Contribution { slot, values: grad.values, alone };
+        let finite = self.buckets[id.0].contribute(contribution, &*self.comm)?;
         state.arrived += 1;
         state.seen = state.seen.max(if finite { Seen::Finite } else { Seen::NonFinite });
         self.missing[id.0] -= 1;
         if self.missing[id.0] == 0 { self.run(Event::GradsReady(id)) } else { Ok(()) }
     }
 
-    /// The micro-batch has no more gradients: parameters that gave none contribute zeros.
+    /// A backward pass has no more gradients: parameters that gave none contribute zeros. A
+    /// micro-batch may have several passes; [`step`](Self::step) ends it.
     pub fn backward_end(&mut self) -> Result<(), EngineError> {
-        if self.window.backward_ended {
-            return Err(EngineError::BackwardTwice);
-        }
-        self.open_window();
+        self.open_window()?;
+        let reduces = self.schedule.reduces();
         self.run(Event::BackwardEnd)?;
+        self.window.passes = if reduces { 0 } else { self.window.passes + 1 };
         self.params.iter_mut().for_each(|param| param.arrived = 0);
         self.missing = setup::expected(&self.specs, &self.buckets);
-        self.window.backward_ended = true;
+        self.window.micro_batch = MicroBatch::BackwardEnded;
         Ok(())
-    }
-
-    /// Ends the micro-batch and, when the window is full, updates the weights.
-    pub fn step(&mut self) -> Result<StepOutcome, EngineError> {
-        if !self.window.backward_ended {
-            return Err(EngineError::NoBackward);
-        }
-        let of = self.options.accumulation;
-        if let WindowState::Accumulating(n) = self.window.state
-            && n + 1 < of
-        {
-            self.window.state = WindowState::Accumulating(n + 1);
-            self.window.backward_ended = false;
-            return Ok(StepOutcome::Accumulated { n: n + 1, of });
-        }
-        let reduced = self.reduced()?;
-        let verdict = self.report(&reduced).agree(self.options.norm, &*self.comm);
-        let verdict = match self.check_exclusive().and(verdict) {
-            Ok(verdict) => verdict,
-            Err(error) => {
-                // Nothing was done: once the weights are let go, step() may be called again.
-                self.window.state = WindowState::Reduced(reduced);
-                return Err(error);
-            }
-        };
-        let outcome = self.conclude(reduced, &verdict)?;
-        self.end_window();
-        Ok(outcome)
     }
 
     /// What this rank holds now, by role.
@@ -296,31 +282,28 @@ impl Engine {
         self.run(event)
     }
 
-    fn run(&mut self, event: Event) -> Result<(), EngineError> {
+    pub(crate) fn run(&mut self, event: Event) -> Result<(), EngineError> {
         let mut actions = Vec::new();
         self.schedule.on(event, &mut actions);
+        // The window's end comes after its last pass, everything else within one.
+        let passes = self.window.passes + usize::from(event != Event::Boundary);
         for action in actions {
             self.note_memory();
-            self.perform(action)?;
+            self.perform(action, passes)?;
         }
         self.note_memory();
         Ok(())
     }
 
-    fn perform(&mut self, action: Action) -> Result<(), EngineError> {
+    /// Does it, with gradients that are sums over `passes`.
+    fn perform(&mut self, action: Action, passes: usize) -> Result<(), EngineError> {
         let comm = &*self.comm;
         match action {
             Action::Unshard(id) => self.buckets[id.0].unshard(comm)?,
             Action::Reshard(id) => self.buckets[id.0].reshard()?,
-            Action::Reduce(id, to) => {
-                let micro_batches = match self.window.state {
-                    WindowState::Accumulating(n) if self.window.backward_ended => n + 1,
-                    _ => 1,
-                };
-                self.buckets[id.0].reduce(to, micro_batches, comm)?;
-            }
+            Action::Reduce(id, to) => self.buckets[id.0].reduce(to, passes, comm)?,
             Action::Publish(id) => self.buckets[id.0].publish(comm)?,
-            Action::Update(_) => unreachable!("conclude() updates, for it has the gradients"),
+            Action::Update(_) => unreachable!("update() does, for it has the gradients"),
         }
         Ok(())
     }
@@ -338,8 +321,15 @@ impl Engine {
         if !spec.trainable {
             return refuse("it is frozen".into());
         }
-        if self.window.backward_ended {
-            return refuse("the micro-batch has ended; call step() first".into());
+        if matches!(self.window.state, WindowState::Reduced(_)) {
+            return refuse("the window's gradients are reduced; call step() first".into());
+        }
+        if self.schedule.has_reduced(self.params[index].bucket) {
+            return refuse(
+                "its bucket was reduced after the backward of its unit; give gradients between \
+                 pre_backward and post_backward, and name every use of a unit in the order"
+                    .into(),
+            );
         }
         if self.params[index].arrived == spec.contributions {
             return refuse(format!(
@@ -359,109 +349,16 @@ impl Engine {
         }
     }
 
-    fn open_window(&mut self) {
-        if matches!(self.window.state, WindowState::Empty | WindowState::Consumed) {
-            self.window.state = WindowState::Accumulating(0);
-        }
-    }
-
-    /// The reduced window, by value; reduces it if nobody has.
-    pub(crate) fn reduced(&mut self) -> Result<Reduced, EngineError> {
-        self.reduce_window()?;
-        match std::mem::replace(&mut self.window.state, WindowState::Consumed) {
-            WindowState::Reduced(reduced) => Ok(reduced),
-            _ => unreachable!("reduce_window() leaves a reduced window"),
-        }
-    }
-
-    /// Takes all gradients to the optimizer's placement, once.
-    pub(crate) fn reduce_window(&mut self) -> Result<(), EngineError> {
-        let WindowState::Accumulating(n) = self.window.state else { return Ok(()) };
-        self.run(Event::Boundary)?;
-        let scale = self.window.loss_scale.unwrap_or(LossScale::ONE);
-        let world_size = self.comm.world_size().get();
-        let reduced = Reduced::new(n + 1, world_size, scale, self.options.reduction);
-        self.window.state = WindowState::Reduced(reduced);
-        Ok(())
-    }
-
-    fn report(&mut self, reduced: &Reduced) -> Report {
-        let (norm, mut norm_part) = (self.options.norm, 0.0);
-        let bad = |bucket: &Bucket| bucket.measure(norm, reduced.divisor(), &mut norm_part);
-        let non_finite_sum = self.buckets.iter().filter_map(bad).min();
-        let non_finite_grad = self.params.iter().position(|param| param.seen == Seen::NonFinite);
-        Report {
-            norm_part,
-            non_finite_sum,
-            non_finite_grad: non_finite_grad.map(ParamId),
-            micro_batches: reduced.micro_batches(),
-            refuses: !self.buckets.iter_mut().all(Bucket::is_exclusive),
-            used: self.params.iter().map(|param| param.seen != Seen::Nothing).collect(),
-        }
-    }
-
-    fn check_exclusive(&mut self) -> Result<(), EngineError> {
-        match self.buckets.iter_mut().find_map(|bucket| (!bucket.is_exclusive()).then_some(bucket))
-        {
-            Some(bucket) => {
-                let param = self.specs[bucket.spec().params[0].0].name.clone();
-                Err(EngineError::WeightsInUse { param })
+    /// Starts a window if there is none.
+    fn open_window(&mut self) -> Result<(), EngineError> {
+        match self.window.state {
+            WindowState::Empty | WindowState::Consumed => {
+                self.window.state = WindowState::Accumulating(0);
+                Ok(())
             }
-            None => Ok(()),
+            WindowState::Accumulating(_) => Ok(()),
+            WindowState::Reduced(_) => Err(EngineError::AlreadyReduced),
         }
-    }
-
-    fn conclude(
-        &mut self,
-        reduced: Reduced,
-        verdict: &Verdict,
-    ) -> Result<StepOutcome, EngineError> {
-        if let Some((param, rank)) = verdict.non_finite {
-            let parameter = self.specs[param.0].name.clone();
-            return Ok(StepOutcome::Skipped { reason: SkipReason::NonFinite, parameter, rank });
-        }
-        let unscaled = reduced.unscale(verdict.norm, self.options.clip_norm);
-        let factor = f64::from(unscaled.factor());
-        let hypers = self.next_updates(&verdict.used);
-        let Self { buckets, optimizer, comm, .. } = self;
-        let call = UpdateCall { rule: &*optimizer.rule, unscaled: &unscaled, params: &hypers };
-        let mut actions = Vec::new();
-        self.schedule.on(Event::Apply, &mut actions);
-        for action in actions {
-            match action {
-                Action::Update(id) => buckets[id.0].update(&call),
-                Action::Publish(id) => buckets[id.0].publish(&**comm)?,
-                other => unreachable!("{other:?} is no part of an update"),
-            }
-        }
-        self.applied_steps += 1;
-        Ok(StepOutcome::Applied { norm_before: verdict.norm, norm_after: verdict.norm * factor })
-    }
-
-    /// Counts an update of each used parameter, and says with what it is made.
-    fn next_updates(&mut self, used: &[bool]) -> Vec<Option<(Hyper, u64)>> {
-        let factor = self.optimizer.schedule.factor(self.applied_steps);
-        let groups = &self.optimizer.groups;
-        let states = self.params.iter_mut().zip(&self.specs).zip(used);
-        let next = |((state, spec), used): ((&mut ParamState, &ParamSpec), &bool)| {
-            used.then(|| {
-                state.updates += 1;
-                let group = groups[spec.group.0];
-                let hyper = Hyper { lr: group.lr * factor, weight_decay: group.weight_decay };
-                (hyper, state.updates)
-            })
-        };
-        states.map(next).collect()
-    }
-
-    fn end_window(&mut self) {
-        self.buckets.iter_mut().for_each(Bucket::clear_grad);
-        self.params.iter_mut().for_each(|param| param.seen = Seen::Nothing);
-        self.window =
-            Window { state: WindowState::Consumed, backward_ended: false, loss_scale: None };
-        let traffic = self.comm.traffic();
-        self.step_traffic = traffic - self.step_start;
-        self.step_start = traffic;
     }
 
     fn note_memory(&mut self) {

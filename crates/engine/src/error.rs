@@ -1,7 +1,7 @@
 //! What the engine can refuse, or fail at.
 
 use oxizero_comm::CommError;
-use oxizero_core::{ConfigError, Numel, Rank};
+use oxizero_core::{ConfigError, LossScaleAtMinimum, Numel, Rank};
 use oxizero_optim::OptimError;
 
 /// Every error of the engine.
@@ -65,9 +65,30 @@ pub enum EngineError {
     /// `step` without `backward_end` before it.
     #[error("step() ends a micro-batch, but backward_end() was not called since the last step()")]
     NoBackward,
-    /// A second `backward_end` in one micro-batch.
-    #[error("backward_end() was called twice in one micro-batch; call step() between them")]
-    BackwardTwice,
+    /// More of a window than its step, after its gradients were reduced.
+    #[error("the window's gradients are reduced already; call step() before the next backward")]
+    AlreadyReduced,
+    /// Ranks multiplied their losses by different scales.
+    #[error(
+        "rank {first} has gradients with loss scale {expected}, rank {second} with {got}; take \
+         Engine::loss_scale on every rank"
+    )]
+    LossScalesDiffer {
+        /// One rank.
+        first: Rank,
+        /// Its scale.
+        expected: f32,
+        /// Another rank.
+        second: Rank,
+        /// Its scale.
+        got: f32,
+    },
+    /// A weighted window whose micro-batches weigh nothing.
+    #[error("the window's micro-batches weigh nothing; call weigh() for each of them")]
+    NoWeight,
+    /// Gradients overflow however small the loss scale is.
+    #[error(transparent)]
+    LossScale(#[from] LossScaleAtMinimum),
     /// A unit's full weights were asked for outside of its forward and backward.
     #[error("the weights of unit {unit} are not gathered; call pre_forward or pre_backward first")]
     NotGathered {
@@ -88,19 +109,6 @@ pub enum EngineError {
     PeerRefused {
         /// The rank.
         rank: Rank,
-    },
-    /// Ranks ended their windows after different numbers of micro-batches.
-    #[error(
-        "rank {rank} ended the window after {got} micro-batches, this rank after {expected}; every \
-         rank must run the same number"
-    )]
-    MicroBatchesDiffer {
-        /// The rank that differs.
-        rank: Rank,
-        /// This rank's count.
-        expected: usize,
-        /// That rank's count.
-        got: usize,
     },
     /// Gradients were asked for before the window's last backward.
     #[error("gradients are not ready: no backward has ended in this window")]

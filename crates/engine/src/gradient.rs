@@ -16,8 +16,8 @@ use oxizero_device::{Buffer, View};
 pub(crate) struct Gradient {
     rest: Placement,
     precision: Precision,
-    /// The dtype in which contributions are collected.
-    partial_dtype: DType,
+    /// Whether each parameter contributes once in a pass.
+    once: bool,
     /// This rank's contributions to every element. Always there where gradients rest `Partial`.
     partial: Option<Buffer>,
     /// By slot: contributions that `partial` holds.
@@ -26,6 +26,16 @@ pub(crate) struct Gradient {
     shard: Option<Buffer>,
     /// Micro-batches that `shard` holds.
     reduced: usize,
+}
+
+/// A gradient of one parameter, on its way into a bucket.
+pub(crate) struct Contribution<'a> {
+    /// The parameter's place in the bucket.
+    pub(crate) slot: usize,
+    /// The elements.
+    pub(crate) values: View<'a>,
+    /// The pass that it comes from is reduced by itself.
+    pub(crate) alone: bool,
 }
 
 impl Gradient {
@@ -38,46 +48,48 @@ impl Gradient {
     ) -> Result<Self, CommError> {
         let rest = stage.grads();
         let layout = &spec.layout;
-        let sent_at_once = rest != Placement::Partial && spec.contributions == 1;
-        let partial_dtype = if sent_at_once { precision.reduce } else { precision.accumulate };
         let resting = |numel| alloc(comm, numel, precision.accumulate).map(Some);
         let (partial, shard) = match rest {
             Placement::Sharded => (None, resting(layout.shard_numel())?),
             _ => (resting(layout.padded_numel())?, None),
         };
         let held = vec![0; layout.slot_count()];
-        Ok(Self { rest, precision, partial_dtype, partial, held, shard, reduced: 0 })
+        let once = spec.contributions == 1;
+        Ok(Self { rest, precision, once, partial, held, shard, reduced: 0 })
     }
 
-    /// Adds one contribution to the parameter in `slot`. Returns whether all of it is finite.
+    /// Adds one contribution. Returns whether all of it is finite.
     pub(crate) fn contribute(
         &mut self,
-        slot: usize,
-        grad: View<'_>,
+        contribution: Contribution<'_>,
         layout: &Layout,
         comm: &dyn Communicator,
     ) -> Result<bool, CommError> {
-        let mut partial = self.take_partial(layout, comm)?;
+        let Contribution { slot, values, alone } = contribution;
+        let travels_as_it_is = alone && self.once;
+        let Precision { reduce, accumulate, .. } = self.precision;
+        let dtype = if travels_as_it_is { reduce } else { accumulate };
+        let mut partial = self.take_partial(dtype, layout, comm)?;
         let combine = if self.held[slot] == 0 { Combine::Assign } else { Combine::Add };
-        let finite = kernels::accumulate(grad, partial.range_mut(layout.slot(slot)), combine);
+        let finite = kernels::accumulate(values, partial.range_mut(layout.slot(slot)), combine);
         self.held[slot] += 1;
         self.partial = Some(partial);
         Ok(finite)
     }
 
-    /// Takes what this rank collected to placement `to`; `micro_batches` says over how many it was
-    /// summed. A sum of one travels in the wire dtype, a longer one in the accumulation dtype.
+    /// Takes what this rank collected to placement `to`; `passes` says over how many backward
+    /// passes it was summed. A sum of one travels in the wire dtype, a longer one in the
+    /// accumulation dtype.
     pub(crate) fn reduce(
         &mut self,
         to: Placement,
-        micro_batches: usize,
+        passes: usize,
         layout: &Layout,
         comm: &dyn Communicator,
     ) -> Result<(), CommError> {
-        let mut partial = self.take_partial(layout, comm)?;
+        let wire = if passes == 1 { self.precision.reduce } else { self.precision.accumulate };
+        let mut partial = self.take_partial(wire, layout, comm)?;
         self.zero_absent(&mut partial, layout);
-        let wire =
-            if micro_batches == 1 { self.precision.reduce } else { self.precision.accumulate };
         let sent = if partial.dtype() == wire {
             Sent { partial, kept: None }
         } else {
@@ -123,14 +135,14 @@ impl Gradient {
         Ok(())
     }
 
-    /// The buffer of contributions, made where there is none.
+    /// The buffer of contributions, made of `dtype` where there is none.
     fn take_partial(
         &mut self,
+        dtype: DType,
         layout: &Layout,
         comm: &dyn Communicator,
     ) -> Result<Buffer, CommError> {
-        let (numel, dtype) = (layout.padded_numel(), self.partial_dtype);
-        self.partial.take().map_or_else(|| alloc(comm, numel, dtype), Ok)
+        self.partial.take().map_or_else(|| alloc(comm, layout.padded_numel(), dtype), Ok)
     }
 
     /// A parameter that did not contribute contributes zeros.

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod boundary;
 mod bucket;
 pub mod chain;
 mod engine;
@@ -20,7 +21,9 @@ pub mod segment;
 mod setup;
 mod step;
 mod weights;
+mod window;
 
+pub use boundary::Boundary;
 pub use engine::{Engine, GradIn};
 pub use error::EngineError;
 pub use norm::Norm;

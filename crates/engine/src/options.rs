@@ -1,6 +1,6 @@
 //! What a training run asks of the engine.
 
-use oxizero_core::{Bucketing, Bytes, ConfigError, Precision, Stage};
+use oxizero_core::{Bucketing, Bytes, ConfigError, LossScaling, Precision, Stage};
 use oxizero_device::REGION_ALIGN;
 use oxizero_optim::{LrSchedule, Optimizer};
 
@@ -24,6 +24,10 @@ pub struct EngineOptions {
     pub norm: Norm,
     /// The largest global gradient norm that is applied unscaled; `None` for no clipping.
     pub clip_norm: Option<f64>,
+    /// How losses are scaled before backward.
+    pub loss_scaling: LossScaling,
+    /// Whether a window with a gradient that is infinite or NaN is skipped; else it is applied.
+    pub check_finite: bool,
     /// The alignment of parameters and shards in a bucket of model weights. Front-ends that lend
     /// weights to SIMD code want the default, 64 bytes; 1 packs them.
     pub align: Bytes,
@@ -41,6 +45,8 @@ impl EngineOptions {
             reduction: Reduction::Mean,
             norm: Norm::Two,
             clip_norm: None,
+            loss_scaling: LossScaling::default(),
+            check_finite: true,
             align: Bytes(REGION_ALIGN),
         }
     }
@@ -55,10 +61,10 @@ impl EngineOptions {
             return refuse("accumulation", "0".into(), "1 or more micro-batches");
         }
         match self.clip_norm {
-            Some(norm) if !(norm > 0.0 && norm.is_finite()) => {
-                refuse("clip_norm", norm.to_string(), "a finite number above 0, or none")
+            Some(norm) if !(norm > 0.0 && (norm as f32).is_normal()) => {
+                refuse("clip_norm", norm.to_string(), "a number above 0 that is an f32, or none")
             }
-            _ => Ok(()),
+            _ => self.loss_scaling.validate(),
         }
     }
 }
@@ -71,9 +77,13 @@ pub enum Reduction {
     Mean,
     /// By nothing.
     Sum,
+    /// By the weights that ranks state with [`Engine::weigh`](crate::Engine::weigh), such as
+    /// numbers of tokens, all micro-batches' and ranks' together.
+    Weighted,
 }
 
 /// The update rule and its hyper-parameters.
+#[derive(Debug)]
 pub struct OptimizerSetup {
     /// The update rule.
     pub rule: Box<dyn Optimizer>,

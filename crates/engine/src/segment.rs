@@ -3,6 +3,8 @@
 //! A segment knows its own arithmetic and nothing else: not where its weights come from, nor where
 //! its gradients go. Knows no framework; a front-end implements [`Segment`] for its modules.
 
+use oxizero_core::LossScale;
+
 use crate::{EngineError, GradView, UnitWeights};
 
 /// One differentiable piece of a model.
@@ -24,14 +26,22 @@ pub trait Segment {
     /// The vector-Jacobian product: gives every parameter's gradient to `sink`, and returns the
     /// gradient of the input, or `None` where the segment had no input.
     ///
-    /// `grad` is the gradient of the output. The last segment, whose output is the loss, is called
-    /// with `None`, which stands for ones.
+    /// `grad` is the gradient of the output.
     fn backward(
         &self,
         tape: Self::Tape,
-        grad: Option<Self::Value>,
+        grad: OutputGrad<Self::Value>,
         sink: &mut dyn GradSink,
     ) -> Result<Option<Self::Value>, EngineError>;
+}
+
+/// What backward starts from.
+#[derive(Clone, Debug)]
+pub enum OutputGrad<V> {
+    /// The output is the loss, whose gradient is the loss scale.
+    Loss(LossScale),
+    /// What the next segment's backward returned.
+    Value(V),
 }
 
 /// What a segment runs on.

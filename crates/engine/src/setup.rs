@@ -14,6 +14,9 @@ use crate::bucket::{Bucket, Setting};
 use crate::engine::{ParamState, Seen};
 use crate::options::{EngineOptions, OptimizerSetup};
 
+/// More than any model's.
+const CONTRIBUTIONS_MAX: usize = 1 << 20;
+
 /// Refuses parameters and options that cannot be trained.
 pub(crate) fn check(
     specs: &[ParamSpec],
@@ -33,6 +36,21 @@ pub(crate) fn check(
             let (group, count) = (spec.group.0, optimizer.groups.len());
             return refuse(format!("it is in optimizer group {group}, and there are {count}"));
         }
+        let sizes = spec.shape.iter().copied();
+        let bytes = sizes.chain([4]).try_fold(1_usize, usize::checked_mul);
+        if bytes.is_none_or(|bytes| bytes > isize::MAX as usize / 64) {
+            return refuse(format!("its shape {:?} is larger than memory can be", spec.shape));
+        }
+        if spec.unit.0 >= specs.len() + order.len() {
+            return refuse(format!("its unit is {}; number units from 0 on", spec.unit));
+        }
+        if spec.contributions > CONTRIBUTIONS_MAX {
+            let contributions = spec.contributions;
+            return refuse(format!(
+                "it contributes {contributions} gradients a micro-batch; at most \
+                 {CONTRIBUTIONS_MAX} are possible"
+            ));
+        }
         if spec.trainable && spec.contributions == 0 {
             return refuse("it contributes no gradients; freeze it (trainable = false)".into());
         }
@@ -48,10 +66,10 @@ pub(crate) fn check(
 }
 
 fn check_number(field: &str, value: f64) -> Result<(), ConfigError> {
-    if value >= 0.0 && value.is_finite() {
+    if value >= 0.0 && (value as f32).is_finite() {
         return Ok(());
     }
-    let allowed = "a finite number, 0 or above".into();
+    let allowed = "a number that is a finite f32, 0 or above".into();
     Err(ConfigError::Value { field: field.into(), value: value.to_string(), allowed })
 }
 
@@ -60,10 +78,12 @@ pub(crate) fn agree(
     specs: &[ParamSpec],
     order: &[UnitId],
     options: &EngineOptions,
+    optimizer: &OptimizerSetup,
     comm: &dyn Communicator,
 ) -> Result<(), EngineError> {
     let mut text = String::new();
-    write!(text, "{options:?} {order:?} {specs:?}").expect("writing to a string does not fail");
+    write!(text, "{options:?} {optimizer:?} {order:?} {specs:?}")
+        .expect("writing to a string does not fail");
     // FNV-1a: a fingerprint for comparison, not for security.
     let fnv = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     let hash = text.as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, fnv);

@@ -5,16 +5,16 @@
 //! is still to be done to them.
 
 use oxizero_comm::Communicator;
-use oxizero_core::{LossScale, ParamId, Rank};
+use oxizero_core::{ParamId, Rank};
 
-use crate::options::Reduction;
 use crate::{EngineError, Norm};
 
 /// The reduced gradients of a window, still to be divided.
 #[derive(Debug)]
 pub(crate) struct Reduced {
-    micro_batches: usize,
     divisor: f32,
+    non_finite: Option<(ParamId, Rank)>,
+    used: Vec<bool>,
 }
 
 /// Gradients that an optimizer may use: each element divided by `divisor`, then multiplied by
@@ -23,27 +23,25 @@ pub(crate) struct Reduced {
 pub(crate) struct Unscaled {
     divisor: f32,
     factor: f32,
+    used: Vec<bool>,
 }
 
 impl Reduced {
-    /// The sum over `world_size` ranks of `micro_batches` each, computed under `loss_scale`.
-    pub(crate) fn new(
-        micro_batches: usize,
-        world_size: usize,
-        loss_scale: LossScale,
-        reduction: Reduction,
-    ) -> Self {
-        let count = match reduction {
-            Reduction::Mean => micro_batches * world_size,
-            Reduction::Sum => 1,
-        };
-        let divisor = (count as f64 * f64::from(loss_scale.get())) as f32;
-        Self { micro_batches, divisor }
+    /// Sums that are to be divided by `divisor`. `non_finite` is the first parameter and rank with
+    /// a gradient that was not finite; `used` says by parameter whether any rank had one.
+    pub(crate) fn new(divisor: f32, non_finite: Option<(ParamId, Rank)>, used: Vec<bool>) -> Self {
+        Self { divisor, non_finite, used }
     }
 
     /// What each element is to be divided by.
     pub(crate) fn divisor(&self) -> f32 {
         self.divisor
+    }
+
+    /// The parameter and rank whose gradient made the sum of `owned` infinite or NaN; that itself
+    /// where finite gradients overflowed.
+    pub(crate) fn blame(&self, owned: (ParamId, Rank)) -> (ParamId, Rank) {
+        self.non_finite.unwrap_or(owned)
     }
 
     /// Applies the clip factor that the agreed norm asks for.
@@ -52,17 +50,24 @@ impl Reduced {
             Some(max) if norm > max => (max / norm) as f32,
             _ => 1.0,
         };
-        Unscaled { divisor: self.divisor, factor }
+        Unscaled { divisor: self.divisor, factor, used: self.used }
     }
 }
 
 impl Unscaled {
+    /// What each element is divided by.
     pub(crate) fn divisor(&self) -> f32 {
         self.divisor
     }
 
+    /// What each quotient is multiplied by.
     pub(crate) fn factor(&self) -> f32 {
         self.factor
+    }
+
+    /// By parameter: some rank used it in the window.
+    pub(crate) fn used(&self) -> &[bool] {
+        &self.used
     }
 }
 
@@ -90,8 +95,8 @@ pub enum StepOutcome {
         reason: SkipReason,
         /// The first parameter that gave the reason.
         parameter: String,
-        /// The lowest rank whose gradient of it was not finite; where finite gradients overflowed
-        /// in their sum, the rank that owns the sum.
+        /// The lowest rank whose own gradient gave it; where finite gradients overflowed in their
+        /// sum, the rank that owns the sum.
         rank: Rank,
     },
 }
@@ -104,101 +109,64 @@ pub enum SkipReason {
     NonFinite,
 }
 
-/// What one rank says about its part of a window.
-#[derive(Clone, Debug, PartialEq)]
+/// What one rank says about its part of the reduced gradients.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Report {
-    /// What the norm is made of, measured on this rank's shards.
+    /// This rank's part of the norm.
     pub(crate) norm_part: f64,
-    /// The first parameter with an element in this rank's shards whose sum is not finite.
-    pub(crate) non_finite_sum: Option<ParamId>,
-    /// The first parameter of which this rank's own gradient was not finite.
-    pub(crate) non_finite_grad: Option<ParamId>,
-    pub(crate) micro_batches: usize,
+    /// The first parameter with an element in this rank's shards that is not finite.
+    pub(crate) non_finite: Option<ParamId>,
     /// This rank cannot step, and returns its own error.
     pub(crate) refuses: bool,
-    /// By parameter: it contributed on this rank in this window.
-    pub(crate) used: Vec<bool>,
 }
 
 /// What all ranks know after they exchanged reports.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Verdict {
     pub(crate) norm: f64,
+    /// The first parameter whose reduced gradient is not finite, and who owns the element.
     pub(crate) non_finite: Option<(ParamId, Rank)>,
-    /// By parameter: some rank used it.
-    pub(crate) used: Vec<bool>,
 }
 
 impl Report {
     /// Exchanges reports with all ranks; every rank draws the same conclusion.
     pub(crate) fn agree(self, norm: Norm, comm: &dyn Communicator) -> Result<Verdict, EngineError> {
-        let reports: Vec<Self> = comm
-            .exchange(&self.to_bytes())?
-            .iter()
-            .map(|bytes| Self::from_bytes(bytes, self.used.len()))
-            .collect();
-        for (report, rank) in reports.iter().zip(comm.world_size().ranks()) {
-            if report.refuses {
-                return Err(EngineError::PeerRefused { rank });
-            }
-            if report.micro_batches != self.micro_batches {
-                let (expected, got) = (self.micro_batches, report.micro_batches);
-                return Err(EngineError::MicroBatchesDiffer { rank, expected, got });
-            }
+        let told = comm.exchange(&self.to_bytes())?;
+        let reports: Vec<Self> = told.iter().map(|bytes| Self::from_bytes(bytes)).collect();
+        let ranked = || reports.iter().zip(comm.world_size().ranks());
+        if let Some((_, rank)) = ranked().find(|(report, _)| report.refuses) {
+            return Err(EngineError::PeerRefused { rank });
         }
-        // Where the sum is not finite, the rank whose gradient was not is told, if there is one:
-        // else finite gradients overflowed, and it is the rank that owns the sum.
-        let first = |of: fn(&Self) -> Option<ParamId>| {
-            let ranked = reports.iter().zip(comm.world_size().ranks());
-            ranked.filter_map(|(report, rank)| Some((of(report)?, rank))).min()
-        };
-        let non_finite = first(|report| report.non_finite_sum)
-            .map(|sum| first(|report| report.non_finite_grad).unwrap_or(sum));
-        let used = |param| reports.iter().any(|report| report.used[param]);
         Ok(Verdict {
             norm: norm.of_parts(reports.iter().map(|report| report.norm_part)),
-            non_finite,
-            used: (0..self.used.len()).map(used).collect(),
+            non_finite: ranked().filter_map(|(report, at)| Some((report.non_finite?, at))).min(),
         })
     }
 
-    fn to_bytes(&self) -> Vec<u8> {
-        let index = |param: Option<ParamId>| param.map_or(u64::MAX, |param| param.0 as u64);
+    fn to_bytes(self) -> [u8; 24] {
         let numbers = [
             self.norm_part.to_bits(),
-            index(self.non_finite_sum),
-            index(self.non_finite_grad),
-            self.micro_batches as u64,
+            self.non_finite.map_or(u64::MAX, |param| param.0 as u64),
             u64::from(self.refuses),
         ];
-        let bits = self.used.chunks(8).map(|chunk| {
-            chunk.iter().enumerate().fold(0, |byte, (bit, used)| byte | u8::from(*used) << bit)
-        });
-        numbers.iter().flat_map(|number| number.to_le_bytes()).chain(bits).collect()
+        let mut bytes = [0; 24];
+        for (bytes, number) in bytes.chunks_exact_mut(8).zip(numbers) {
+            bytes.copy_from_slice(&number.to_le_bytes());
+        }
+        bytes
     }
 
-    fn from_bytes(bytes: &[u8], param_count: usize) -> Self {
-        let (numbers, bits) = bytes.split_at(40);
+    fn from_bytes(bytes: &[u8]) -> Self {
         let number = |index: usize| {
-            let bytes = &numbers[8 * index..8 * (index + 1)];
+            let bytes = &bytes[8 * index..8 * (index + 1)];
             u64::from_le_bytes(bytes.try_into().expect("a slice of eight bytes"))
         };
-        let param = |index| (index != u64::MAX).then_some(ParamId(index as usize));
+        let non_finite = number(1);
         Self {
             norm_part: f64::from_bits(number(0)),
-            non_finite_sum: param(number(1)),
-            non_finite_grad: param(number(2)),
-            micro_batches: number(3) as usize,
-            refuses: number(4) != 0,
-            used: (0..param_count).map(|param| bits[param / 8] >> (param % 8) & 1 == 1).collect(),
+            non_finite: (non_finite != u64::MAX).then_some(ParamId(non_finite as usize)),
+            refuses: number(2) != 0,
         }
-    }
-}
-
-impl Reduced {
-    /// Micro-batches of the window.
-    pub(crate) fn micro_batches(&self) -> usize {
-        self.micro_batches
     }
 }
 
@@ -208,32 +176,17 @@ mod tests {
 
     #[test]
     fn reports_survive_the_wire() {
-        for param_count in [0_usize, 1, 7, 8, 9, 64] {
-            let report = Report {
-                norm_part: 0.1,
-                non_finite_sum: param_count.checked_sub(1).map(ParamId),
-                non_finite_grad: param_count.checked_sub(8).map(ParamId),
-                micro_batches: 3,
-                refuses: param_count % 2 == 1,
-                used: (0..param_count).map(|param| param % 3 == 0).collect(),
-            };
-            assert_eq!(Report::from_bytes(&report.to_bytes(), param_count), report);
+        for (non_finite, refuses) in [(None, false), (Some(ParamId(7)), true)] {
+            let report = Report { norm_part: 0.1, non_finite, refuses };
+            assert_eq!(Report::from_bytes(&report.to_bytes()), report);
         }
     }
 
     #[test]
     fn only_a_norm_above_the_limit_is_clipped() {
-        let reduced = || Reduced::new(2, 3, LossScale::ONE, Reduction::Mean);
-        assert_eq!(reduced().divisor(), 6.0);
-        assert_eq!(reduced().unscale(5.0, Some(1.0)).factor(), 0.2);
-        assert_eq!(reduced().unscale(1.0, Some(1.0)).factor(), 1.0);
-        assert_eq!(reduced().unscale(5.0, None).factor(), 1.0);
-    }
-
-    #[test]
-    fn the_loss_scale_divides_with_the_count() {
-        let scale = LossScale::new(65536.0).unwrap();
-        assert_eq!(Reduced::new(2, 2, scale, Reduction::Mean).divisor(), 4.0 * 65536.0);
-        assert_eq!(Reduced::new(2, 2, scale, Reduction::Sum).divisor(), 65536.0);
+        let factor = |norm, clip| Reduced::new(6.0, None, vec![]).unscale(norm, clip).factor();
+        assert_eq!(factor(5.0, Some(1.0)), 0.2);
+        assert_eq!(factor(1.0, Some(1.0)), 1.0);
+        assert_eq!(factor(5.0, None), 1.0);
     }
 }

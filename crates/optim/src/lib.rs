@@ -40,6 +40,8 @@ mod reference;
 mod sgd;
 mod tiny;
 
+use std::fmt::Debug;
+
 pub use adam::Adam;
 pub use adamw::AdamW;
 pub use error::OptimError;
@@ -49,7 +51,7 @@ pub use pass::{Gradient, Weights};
 pub use sgd::{Momentum, Sgd};
 
 /// An update rule; element by element, with f32 states of the weights' length.
-pub trait Optimizer: Send + Sync {
+pub trait Optimizer: Debug + Send + Sync {
     /// The states' names in a checkpoint, those of `torch.optim`; one state each, zero at first.
     fn state_names(&self) -> &'static [&'static str];
 

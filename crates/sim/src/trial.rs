@@ -231,8 +231,7 @@ impl Trial {
     fn dtypes(&self, spec: &ParamSpec) -> (DType, DType) {
         let Precision { model, reduce, accumulate, .. } = self.options.precision;
         let own = |dtype: DType| if dtype == model { spec.dtype } else { dtype };
-        let narrow = accumulate == reduce;
-        (own(reduce), if narrow { own(reduce) } else { accumulate })
+        (own(reduce), if accumulate == DType::F32 { DType::F32 } else { own(reduce) })
     }
 
     fn start_oracle(&self) -> Oracle {
@@ -247,6 +246,7 @@ impl Trial {
             average: match options.reduction {
                 Reduction::Mean => Average::Mean,
                 Reduction::Sum => Average::Sum,
+                Reduction::Weighted => panic!("the oracle knows no weights"),
             },
             loss_scale: self.loss_scale,
             clip_norm: options.clip_norm,

@@ -86,7 +86,7 @@ mod precision {
         trial.groups[0].lr = 0.001;
         each_stage(&trial, |trial| {
             for (trained, master) in world::run(2, |comm| {
-                let (trained, engine) = trial.engine(comm).unwrap();
+                let (trained, mut engine) = trial.engine(comm).unwrap();
                 (trained, engine.full_param(ParamId(0)).unwrap().unwrap())
             }) {
                 assert_eq!(master.f32(), [0.990_000_13]);

@@ -2,8 +2,8 @@
 
 use burn::tensor::{Device, Tensor};
 use oxizero::EngineError;
-use oxizero::segment::{Draw, GradSink, Input, Segment};
-use oxizero_core::DType;
+use oxizero::segment::{Draw, GradSink, Input, OutputGrad, Segment};
+use oxizero_core::{DType, LossScale};
 
 use super::Context;
 use super::template::{Binding, TapeMode, Template};
@@ -69,7 +69,7 @@ impl<B> Segment for Block<B> {
     fn backward(
         &self,
         tape: Tape<B>,
-        grad: Option<Tensor<3>>,
+        grad: OutputGrad<Tensor<3>>,
         sink: &mut dyn GradSink,
     ) -> Result<Option<Tensor<3>>, EngineError> {
         let Tape { bound, input, output } = tape;
@@ -79,8 +79,9 @@ impl<B> Segment for Block<B> {
         // burn starts from ones of the root's shape, so this is the product with `grad`. A sum
         // before it would cost a pass, and its bits would depend on the number of threads.
         let root = match grad {
-            Some(grad) => output * grad,
-            None => output,
+            OutputGrad::Value(grad) => output * grad,
+            OutputGrad::Loss(LossScale::ONE) => output,
+            OutputGrad::Loss(scale) => output * scale.get(),
         };
         let mut grads = root.backward();
         drop(root);

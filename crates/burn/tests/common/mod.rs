@@ -7,10 +7,10 @@ pub mod mlp;
 use std::sync::Arc;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use oxizero::segment::{Draw, GradSink, Input, Segment};
+use oxizero::segment::{Draw, GradSink, Input, OutputGrad, Segment};
 use oxizero::{EngineError, GradView, ParamWeights, UnitWeights};
 use oxizero_burn::Model;
-use oxizero_core::{DType, Numel, ParamId, ParamSpec, UnitId};
+use oxizero_core::{DType, LossScale, Numel, ParamId, ParamSpec, UnitId};
 use oxizero_device::{Buffer, ViewMut};
 
 /// The weights of every unit.
@@ -152,9 +152,10 @@ pub fn keep<B>(model: &Model<B>, weights: &Weights, batch: &B, seed: u64) -> (f3
         value = Some(output);
     }
     let loss = scalar(value.unwrap());
-    let (mut grads, mut grad) = (Grads::default(), None);
+    let (mut grads, mut grad) = (Grads::default(), Some(OutputGrad::Loss(LossScale::ONE)));
     for ((unit, segment), tape) in model.chain.iter().zip(tapes).rev() {
-        grad = segment.backward(tape, grad, grads.of_unit(*unit)).unwrap();
+        let input = segment.backward(tape, grad.unwrap(), grads.of_unit(*unit)).unwrap();
+        grad = input.map(OutputGrad::Value);
     }
     assert!(grad.is_none());
     (loss, grads)
@@ -172,7 +173,8 @@ pub fn recompute<B>(model: &Model<B>, weights: &Weights, batch: &B, seed: u64) -
         inputs.push(Some(segment.infer(input)));
         assert_released(gathered);
     }
-    let (mut loss, mut grads, mut grad) = (f32::NAN, Grads::default(), None);
+    let (mut loss, mut grads) = (f32::NAN, Grads::default());
+    let mut grad = Some(OutputGrad::Loss(LossScale::ONE));
     let chain = model.chain.iter().enumerate().zip(inputs);
     for ((index, (unit, segment)), value) in chain.rev() {
         let gathered = weights.copy(*unit);
@@ -181,7 +183,8 @@ pub fn recompute<B>(model: &Model<B>, weights: &Weights, batch: &B, seed: u64) -
         if index == rest {
             loss = scalar(output);
         }
-        grad = segment.backward(tape, grad, grads.of_unit(*unit)).unwrap();
+        let input = segment.backward(tape, grad.unwrap(), grads.of_unit(*unit)).unwrap();
+        grad = input.map(OutputGrad::Value);
         assert_released(gathered);
     }
     (loss, grads)

@@ -8,7 +8,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use oxizero::chain::{Chain, Link};
-use oxizero::segment::{GradSink, Input, Segment};
+use oxizero::segment::{GradSink, Input, OutputGrad, Segment};
 use oxizero::{Engine, EngineError, EngineOptions, GradView, GroupOptions, OptimizerSetup};
 use oxizero_comm::Communicator;
 use oxizero_core::{DType, ParamSpec, Precision, Stage, UnitId};
@@ -70,7 +70,7 @@ impl Segment for Echo {
     fn backward(
         &self,
         (): (),
-        _: Option<()>,
+        _: OutputGrad<()>,
         sink: &mut dyn GradSink,
     ) -> Result<Option<()>, EngineError> {
         sink.grad(0, GradView::F32(&vec![1.0; NUMEL]))?;

@@ -1,0 +1,172 @@
+//! The end of a window: gradients are reduced, judged by all ranks, and applied or forgotten.
+
+use oxizero_core::{Action, Event, ParamId};
+use oxizero_optim::Hyper;
+
+use crate::bucket::{Bucket, UpdateCall};
+use crate::engine::Seen;
+use crate::step::{Reduced, Report, SkipReason, StepOutcome, Unscaled, Verdict};
+use crate::window::{Collected, MicroBatch, Window, WindowState};
+use crate::{Engine, EngineError};
+
+/// Whether a step ends the accumulation window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Boundary {
+    /// If the window holds [`accumulation`](crate::EngineOptions::accumulation) micro-batches.
+    #[default]
+    Counted,
+    /// It does, however few micro-batches there are: what was collected is divided by what it
+    /// holds.
+    Now,
+    /// It does not, however many micro-batches there are.
+    Later,
+}
+
+impl Engine {
+    /// Ends the micro-batch and, when the window is full, updates the weights; a collective call.
+    pub fn step(&mut self) -> Result<StepOutcome, EngineError> {
+        self.step_at(Boundary::Counted)
+    }
+
+    /// Ends the micro-batch and, at the boundary, updates the weights; a collective call, in which
+    /// all ranks say the same.
+    pub fn step_at(&mut self, boundary: Boundary) -> Result<StepOutcome, EngineError> {
+        if self.window.micro_batch != MicroBatch::BackwardEnded {
+            return Err(EngineError::NoBackward);
+        }
+        if let WindowState::Accumulating(n) = self.window.state {
+            let (n, of) = (n + 1, self.options.accumulation);
+            let ends = match boundary {
+                Boundary::Counted => n >= of,
+                Boundary::Now => true,
+                Boundary::Later => false,
+            };
+            if !ends {
+                self.window.state = WindowState::Accumulating(n);
+                self.window.micro_batch = MicroBatch::Open;
+                return Ok(StepOutcome::Accumulated { n, of });
+            }
+        }
+        self.reduce_window()?;
+        let reduced = self.take_reduced();
+        let report = self.report(&reduced);
+        let verdict = report.agree(self.options.norm, &*self.comm);
+        let verdict = match self.check_exclusive().and(verdict) {
+            Ok(verdict) => verdict,
+            Err(error) => {
+                // Nothing was done: once the weights are let go, step() may be called again.
+                self.window.state = WindowState::Reduced(reduced);
+                return Err(error);
+            }
+        };
+        let outcome = self.conclude(reduced, verdict);
+        self.end_window();
+        outcome
+    }
+
+    /// Takes all gradients to the optimizer's placement, once; a collective call.
+    pub(crate) fn reduce_window(&mut self) -> Result<(), EngineError> {
+        let WindowState::Accumulating(n) = self.window.state else { return Ok(()) };
+        let non_finite = self.params.iter().position(|param| param.seen == Seen::NonFinite);
+        let collected = Collected {
+            micro_batches: n + 1,
+            passes: self.window.passes,
+            loss_scale: self.window.loss_scale,
+            weight: self.window.weight,
+            non_finite: non_finite.map(ParamId),
+            used: self.params.iter().map(|param| param.seen != Seen::Nothing).collect(),
+        };
+        let agreed = collected.agree(&*self.comm)?;
+        self.window.passes = agreed.passes();
+        let reduced = agreed.reduced(self.options.reduction)?;
+        self.run(Event::Boundary)?;
+        self.window.state = WindowState::Reduced(reduced);
+        Ok(())
+    }
+
+    fn take_reduced(&mut self) -> Reduced {
+        match std::mem::replace(&mut self.window.state, WindowState::Consumed) {
+            WindowState::Reduced(reduced) => reduced,
+            _ => unreachable!("reduce_window() leaves a reduced window"),
+        }
+    }
+
+    fn report(&mut self, reduced: &Reduced) -> Report {
+        let (norm, mut norm_part) = (self.options.norm, 0.0);
+        let bad = |bucket: &Bucket| bucket.measure(norm, reduced.divisor(), &mut norm_part);
+        let non_finite = self.buckets.iter().filter_map(bad).min();
+        Report {
+            norm_part,
+            non_finite: non_finite.filter(|_| self.options.check_finite),
+            refuses: !self.buckets.iter_mut().all(Bucket::is_exclusive),
+        }
+    }
+
+    fn check_exclusive(&mut self) -> Result<(), EngineError> {
+        let mut buckets = self.buckets.iter_mut();
+        match buckets.find_map(|bucket| (!bucket.is_exclusive()).then_some(bucket)) {
+            Some(bucket) => {
+                let param = self.specs[bucket.spec().params[0].0].name.clone();
+                Err(EngineError::WeightsInUse { param })
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn conclude(&mut self, reduced: Reduced, verdict: Verdict) -> Result<StepOutcome, EngineError> {
+        if let Some(owned) = verdict.non_finite {
+            let (param, rank) = reduced.blame(owned);
+            self.scaler.overflowed()?;
+            let parameter = self.specs[param.0].name.clone();
+            return Ok(StepOutcome::Skipped { reason: SkipReason::NonFinite, parameter, rank });
+        }
+        let unscaled = reduced.unscale(verdict.norm, self.options.clip_norm);
+        self.update(&unscaled)?;
+        self.scaler.applied();
+        let norm_after = verdict.norm * f64::from(unscaled.factor());
+        Ok(StepOutcome::Applied { norm_before: verdict.norm, norm_after })
+    }
+
+    fn update(&mut self, unscaled: &Unscaled) -> Result<(), EngineError> {
+        let params = self.next_updates(unscaled.used());
+        let Self { buckets, optimizer, comm, .. } = self;
+        let call = UpdateCall { rule: &*optimizer.rule, unscaled, params: &params };
+        let mut actions = Vec::new();
+        self.schedule.on(Event::Apply, &mut actions);
+        for action in actions {
+            match action {
+                Action::Reshard(id) => buckets[id.0].reshard()?,
+                Action::Update(id) => buckets[id.0].update(&call),
+                Action::Publish(id) => buckets[id.0].publish(&**comm)?,
+                other => unreachable!("{other:?} is no part of an update"),
+            }
+        }
+        self.applied_steps += 1;
+        Ok(())
+    }
+
+    /// Counts an update of each used parameter, and says with what it is made.
+    fn next_updates(&mut self, used: &[bool]) -> Vec<Option<(Hyper, u64)>> {
+        let factor = self.optimizer.schedule.factor(self.applied_steps);
+        let groups = &self.optimizer.groups;
+        let params = self.params.iter_mut().zip(&self.specs).zip(used);
+        let next = params.map(|((state, spec), used)| {
+            used.then(|| {
+                state.updates += 1;
+                let group = groups[spec.group.0];
+                let hyper = Hyper { lr: group.lr * factor, weight_decay: group.weight_decay };
+                (hyper, state.updates)
+            })
+        });
+        next.collect()
+    }
+
+    fn end_window(&mut self) {
+        self.buckets.iter_mut().for_each(Bucket::clear_grad);
+        self.params.iter_mut().for_each(|param| param.seen = Seen::Nothing);
+        self.window = Window::new(WindowState::Consumed);
+        let traffic = self.comm.traffic();
+        self.step_traffic = traffic - self.step_start;
+        self.step_start = traffic;
+    }
+}
