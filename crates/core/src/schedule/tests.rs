@@ -1,3 +1,5 @@
+//! The schedule's promises, on events without tensors.
+
 use super::*;
 use crate::{Bucketing, Bytes, DType, ParamSpec, WorldSize, assign_buckets};
 
