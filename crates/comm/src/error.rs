@@ -25,12 +25,14 @@ pub enum CommError {
     },
     /// A rank did not come in time.
     #[error(
-        "rank {rank} did not join {during} within {deadline:?}; it is stuck, or busy for longer \
-         than the deadline allows"
+        "rank {rank} let rank {waiter} wait for more than {deadline:?}; it is stuck, or busy for \
+         longer than the deadline allows (found in {during})"
     )]
     Timeout {
         /// The rank that did not come.
         rank: Rank,
+        /// The rank that waited for it, and gave up first.
+        waiter: Rank,
         /// The operation that this rank was in.
         during: String,
         /// How long a rank waits.

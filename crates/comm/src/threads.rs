@@ -129,7 +129,8 @@ impl ThreadTransport {
             let seats = self.members.ranks().iter().zip(&state.meetings[self.meeting].seats);
             let mut missing = seats.filter(|(_, seat)| !arrived(seat)).peekable();
             let Some((first, _)) = missing.peek() else { return Ok(state) };
-            let late = Failure::Late(**first);
+            let waiter = self.members.ranks()[self.rank.0];
+            let late = Failure::Late { rank: **first, waiter };
             let gone = missing.find(|(_, seat)| seat.presence == Presence::Left);
             let gone = gone.map(|(rank, _)| Failure::Dead(*rank));
             let left = self.world.deadline.checked_sub(started.elapsed());

@@ -69,8 +69,8 @@ pub(crate) trait Peers {
 pub(crate) enum Failure {
     /// A rank's process or thread ended.
     Dead(Rank),
-    /// A rank let the deadline pass.
-    Late(Rank),
+    /// A rank let the deadline of another, `waiter`, pass.
+    Late { rank: Rank, waiter: Rank },
     /// A rank gave up, and said why.
     Aborted(Rank, String),
 }
@@ -81,7 +81,7 @@ impl Failure {
         let during = operation.to_string();
         match self.clone() {
             Self::Dead(rank) => CommError::PeerDead { rank, during },
-            Self::Late(rank) => CommError::Timeout { rank, during, deadline },
+            Self::Late { rank, waiter } => CommError::Timeout { rank, waiter, during, deadline },
             Self::Aborted(rank, why) => CommError::Aborted { rank, why },
         }
     }

@@ -2,7 +2,7 @@
 //! here: a rendezvous cannot tell.
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
-use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use oxizero_comm::{CommError, Communicator, shm};
@@ -11,10 +11,16 @@ use oxizero_core::{Rank, WorldSize};
 const SOON: Duration = Duration::from_millis(300);
 const LATE: Duration = Duration::from_secs(30);
 
+/// A name that no other test uses.
+fn name() -> String {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    format!("oxizero-test-{}-{}", std::process::id(), COUNT.fetch_add(1, SeqCst))
+}
+
 type Joined = Result<Box<dyn Communicator>, CommError>;
 
 /// Starts ranks as (rank, world size), and returns what became of each.
-fn join(socket: &Path, deadline: Duration, ranks: &[(usize, usize)]) -> Vec<Joined> {
+fn join(socket: &str, deadline: Duration, ranks: &[(usize, usize)]) -> Vec<Joined> {
     std::thread::scope(|scope| {
         let start = |&(rank, size): &(usize, usize)| {
             let world_size = WorldSize::new(size).unwrap();
@@ -36,12 +42,11 @@ fn refusals(joined: Vec<Joined>) -> Vec<String> {
 }
 
 #[test]
-fn ranks_join_in_any_order_and_the_socket_is_gone() {
-    let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("socket");
+fn ranks_join_in_any_order_and_the_name_is_free_again() {
+    let socket = name();
     let world = join(&socket, LATE, &[(3, 4), (1, 4), (0, 4), (2, 4)]);
     let mut ranks: Vec<_> = world.into_iter().map(|comm| comm.unwrap()).collect();
-    assert!(!socket.exists());
+    assert!(join(&socket, LATE, &[(0, 2), (1, 2)]).iter().all(Result::is_ok));
     ranks.sort_by_key(|comm| comm.rank());
     std::thread::scope(|scope| {
         for comm in &ranks {
@@ -55,28 +60,22 @@ fn ranks_join_in_any_order_and_the_socket_is_gone() {
 
 #[test]
 fn missing_ranks_are_named_to_all_who_came() {
-    let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("socket");
-    for why in refusals(join(&socket, SOON, &[(0, 5), (2, 5)])) {
+    for why in refusals(join(&name(), SOON, &[(0, 5), (2, 5)])) {
         assert!(why.contains("ranks 1, 3 and 4 of 5 did not come within 300ms"), "{why}");
     }
-    assert!(!socket.exists());
 }
 
 #[test]
 fn rank_0_is_missed_too() {
-    let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("socket");
-    for why in refusals(join(&socket, SOON, &[(1, 2)])) {
-        assert!(why.contains("rank 0 did not open") && why.contains("socket"), "{why}");
+    for why in refusals(join(&name(), SOON, &[(1, 2)])) {
+        assert!(why.contains("rank 0 did not open oxizero-test-"), "{why}");
     }
 }
 
 #[test]
 fn a_rank_that_is_there_twice_is_named_at_once() {
-    let folder = tempfile::tempdir().unwrap();
     let started = Instant::now();
-    for why in refusals(join(&folder.path().join("socket"), LATE, &[(0, 3), (1, 3), (1, 3)])) {
+    for why in refusals(join(&name(), LATE, &[(0, 3), (1, 3), (1, 3)])) {
         assert!(why.contains("two processes were started as rank 1"), "{why}");
     }
     assert!(started.elapsed() < Duration::from_secs(5));
@@ -84,37 +83,43 @@ fn a_rank_that_is_there_twice_is_named_at_once() {
 
 #[test]
 fn another_world_size_is_named_at_once() {
-    let folder = tempfile::tempdir().unwrap();
-    for why in refusals(join(&folder.path().join("socket"), LATE, &[(0, 2), (1, 3)])) {
+    for why in refusals(join(&name(), LATE, &[(0, 2), (1, 3)])) {
         assert!(why.contains("rank 1 was started for a world of 3, and rank 0 for 2"), "{why}");
     }
 }
 
 #[test]
-fn impossible_ranks_worlds_and_paths_are_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let refused = |path: &Path, rank, size| refusals(join(path, SOON, &[(rank, size)])).remove(0);
-    let socket = folder.path().join("socket");
+fn impossible_ranks_worlds_and_names_are_refused() {
+    let refused = |name: &str, rank, size| refusals(join(name, SOON, &[(rank, size)])).remove(0);
+    let socket = name();
     assert!(refused(&socket, 2, 2).contains("a world of 2 has no rank 2"));
     assert!(refused(&socket, 0, 65).contains("at most 64"));
-    std::fs::write(&socket, "not a socket").unwrap();
-    assert!(refused(&socket, 0, 2).contains("exists already"));
-    assert!(socket.exists(), "somebody else's file was removed");
-    let long = folder.path().join("x".repeat(120));
+    let long = "x".repeat(108);
     assert!(refused(&long, 0, 2).contains("shorter"));
     assert!(refused(&long, 1, 2).contains("shorter"));
-    assert!(refused(&folder.path().join("no/socket"), 0, 2).contains("No such file"));
+    assert!(refused(&long[1..], 1, 2).contains("did not open"));
+}
+
+#[test]
+fn a_name_in_use_is_refused_at_once() {
+    let socket = name();
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| refusals(join(&socket, SOON * 3, &[(0, 2)])));
+        std::thread::sleep(SOON);
+        let why = refusals(join(&socket, LATE, &[(0, 2)])).remove(0);
+        assert!(why.contains("another world uses this name"), "{why}");
+        other.join().unwrap();
+    });
 }
 
 /// A stranger that says nothing, or nonsense, neither joins nor stops the others.
 #[test]
 fn strangers_do_no_harm() {
     use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
-    let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("socket");
+    let socket = name();
     std::thread::scope(|scope| {
         let first = scope.spawn(|| join(&socket, LATE, &[(0, 2)]).remove(0).map(drop));
-        let address = SocketAddrUnix::new(&socket).unwrap();
+        let address = SocketAddrUnix::new_abstract_name(socket.as_bytes()).unwrap();
         let mut strangers = Vec::new();
         while strangers.len() < 3 {
             let kind = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
@@ -131,26 +136,15 @@ fn strangers_do_no_harm() {
     });
 }
 
-/// Neither side trusts another user, even where the socket's permissions let one in. Only root can
-/// act as another user, so that others skip this.
+/// Neither side trusts another user. Only root can act as another user, so that others skip this.
 #[test]
 fn another_user_is_turned_away_by_both_sides() {
-    use std::os::unix::fs::PermissionsExt;
     if !rustix::process::geteuid().is_root() {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("socket");
-    let open_to_all = |path: &Path| {
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
-    };
-    open_to_all(folder.path());
+    let socket = name();
     std::thread::scope(|scope| {
         let first = scope.spawn(|| refusals(join(&socket, SOON * 3, &[(0, 2)])));
-        while !socket.exists() {
-            std::thread::yield_now();
-        }
-        open_to_all(&socket);
         let second = scope.spawn(|| {
             let nobody = rustix::process::Uid::from_raw(65534);
             rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
@@ -159,7 +153,7 @@ fn another_user_is_turned_away_by_both_sides() {
             refusals(vec![shm::connect(shm::Options { deadline: LATE, ..options })])
         });
         let second = second.join().unwrap().remove(0);
-        assert!(second.contains("another user listens at"), "{second}");
+        assert!(second.contains("another user listens under"), "{second}");
         let first = first.join().unwrap().remove(0);
         assert!(first.contains("rank 1 of 2 did not come"), "{first}");
     });

@@ -44,11 +44,12 @@ impl Control {
     /// The first failure of any rank, if there is one.
     pub(super) fn failure(&self) -> Option<Failure> {
         let word = self.failure.load(SeqCst);
-        let rank = Rank((word >> 8) as usize);
-        match word & 0xff {
+        let [kind, rank, waiter, ..] = word.to_le_bytes();
+        let [rank, waiter] = [rank, waiter].map(|rank| Rank(rank.into()));
+        match kind {
             0 => None,
             DEAD => Some(Failure::Dead(rank)),
-            LATE => Some(Failure::Late(rank)),
+            LATE => Some(Failure::Late { rank, waiter }),
             _ => Some(Failure::Aborted(rank, self.reasons[rank.0 % RANKS_MAX].read())),
         }
     }
@@ -58,11 +59,11 @@ impl Control {
     /// A rank aborts for its first reason only: the caller sees to that.
     pub(super) fn fail(&self, failure: Failure) -> Failure {
         let word = match &failure {
-            Failure::Dead(rank) => encode(DEAD, *rank),
-            Failure::Late(rank) => encode(LATE, *rank),
+            Failure::Dead(rank) => encode(DEAD, *rank, *rank),
+            Failure::Late { rank, waiter } => encode(LATE, *rank, *waiter),
             Failure::Aborted(rank, why) => {
                 self.reasons[rank.0].write(why);
-                encode(ABORTED, *rank)
+                encode(ABORTED, *rank, *rank)
             }
         };
         // Whoever was first, the failure is set from here on.
@@ -86,12 +87,13 @@ impl Control {
     }
 }
 
-const DEAD: u64 = 1;
-const LATE: u64 = 2;
-const ABORTED: u64 = 3;
+const DEAD: u8 = 1;
+const LATE: u8 = 2;
+const ABORTED: u8 = 3;
 
-fn encode(kind: u64, rank: Rank) -> u64 {
-    kind | (rank.0 as u64) << 8
+/// A byte for each: there are at most [`RANKS_MAX`] ranks.
+fn encode(kind: u8, rank: Rank, waiter: Rank) -> u64 {
+    u64::from_le_bytes([kind, rank.0 as u8, waiter.0 as u8, 0, 0, 0, 0, 0])
 }
 
 impl Reason {

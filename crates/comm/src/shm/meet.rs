@@ -87,7 +87,8 @@ impl ShmTransport {
         let failure = control.failure().or_else(|| {
             let late = started.elapsed() > self.deadline;
             let new = gone.map(|(rank, _)| Failure::Dead(rank));
-            new.or(late.then_some(Failure::Late(rank))).map(|new| control.fail(new))
+            let late = late.then_some(Failure::Late { rank, waiter: self.process.rank });
+            new.or(late).map(|new| control.fail(new))
         });
         self.failed(operation, failure)
     }
@@ -140,7 +141,8 @@ impl ShmTransport {
             let look = || {
                 let is_first = |(rank, seat): &(Rank, &Seat)| *rank == first && seat.has_left();
                 let gone = self.seats().find(is_first).map(|(rank, _)| Failure::Dead(rank));
-                let late = (started.elapsed() > self.deadline).then_some(Failure::Late(first));
+                let late = Failure::Late { rank: first, waiter: self.process.rank };
+                let late = (started.elapsed() > self.deadline).then_some(late);
                 let failure = control.failure();
                 let new = failure.or_else(|| gone.or(late).map(|new| control.fail(new)));
                 self.failed(&operation, new)

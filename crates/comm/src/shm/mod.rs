@@ -3,7 +3,7 @@
 //! Rank 0 makes a memfd and passes it to the others over a unix socket. The memory holds control
 //! pages, where ranks post their operations and wait on futexes, and a section for each rank's
 //! allocations. A collective reads the others' buffers where they lie. Nothing has a name in the
-//! file system once all have joined, and the memory goes with the last process, however it ends.
+//! file system, and the memory goes with the last process, however it ends.
 //!
 //! A process that ends is noticed at once by the others' watchers, through its pidfd and the
 //! rendezvous' sockets.
@@ -20,7 +20,7 @@ mod signal;
 mod socket;
 mod watch;
 
-use std::path::PathBuf;
+use std::ffi::OsString;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
@@ -42,16 +42,17 @@ pub struct Options {
     pub rank: Rank,
     /// Processes in the world; at most 64.
     pub world_size: WorldSize,
-    /// Where rank 0 listens until all have joined: a path that does not exist yet, in a directory
-    /// that only this user can enter.
-    pub socket: PathBuf,
+    /// The name under which rank 0 listens until all have joined: at most 107 bytes, which no
+    /// other world uses at the time. It is no path but a name in Linux's abstract namespace.
+    /// Processes of other users are turned away; one that can guess the name can take it first.
+    pub socket: OsString,
     /// How long a rank waits for another, from here on and in every operation.
     pub deadline: Duration,
 }
 
 impl Options {
     /// The options of `rank`, with the default deadline.
-    pub fn new(rank: Rank, world_size: WorldSize, socket: impl Into<PathBuf>) -> Self {
+    pub fn new(rank: Rank, world_size: WorldSize, socket: impl Into<OsString>) -> Self {
         Self { rank, world_size, socket: socket.into(), deadline: DEFAULT_DEADLINE }
     }
 }

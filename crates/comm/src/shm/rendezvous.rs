@@ -4,8 +4,8 @@
 //! rank 0 sends each the memory and everybody's process number. Whatever goes wrong is told to
 //! everybody who has come, in rank 0's words.
 
+use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use oxizero_core::{Rank, WorldSize};
@@ -23,7 +23,7 @@ pub(super) struct Peer {
 }
 
 /// The first word of every message. Changes with the form of messages or of the control pages.
-const HELLO: u64 = u64::from_le_bytes(*b"oxizero1");
+const HELLO: u64 = u64::from_le_bytes(*b"oxizero2");
 const WELCOME: u64 = HELLO + 1;
 const REFUSAL: u64 = HELLO + 2;
 
@@ -42,7 +42,7 @@ pub(super) fn join(options: &Options) -> Result<(OwnedFd, Vec<Peer>), CommError>
     connect(options).map_err(|why| CommError::Rendezvous { rank: options.rank, why })
 }
 
-/// Rank 0's side. Dropping it removes the socket's file.
+/// Rank 0's side.
 struct Host<'a> {
     options: &'a Options,
     listener: OwnedFd,
@@ -54,10 +54,10 @@ struct Host<'a> {
 
 impl<'a> Host<'a> {
     fn open(options: &'a Options) -> Result<Self, CommError> {
-        let path = &options.socket;
-        let listener = socket::listen(path).map_err(|errno| CommError::Rendezvous {
+        let name = &options.socket;
+        let listener = socket::listen(name).map_err(|errno| CommError::Rendezvous {
             rank: options.rank,
-            why: format!("cannot listen at {}: {}", path.display(), listen_advice(errno)),
+            why: format!("cannot listen under {}: {}", name.display(), advice(errno)),
         })?;
         let joined = options.world_size.ranks().map(|_| None).collect();
         Ok(Self { options, listener, strangers: Vec::new(), joined })
@@ -167,18 +167,12 @@ impl<'a> Host<'a> {
     }
 }
 
-impl Drop for Host<'_> {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.options.socket);
-    }
-}
-
 /// The other ranks' side.
 fn connect(options: &Options) -> Result<(OwnedFd, Vec<Peer>), String> {
     let until = after(options.deadline);
     let socket = connect_until(&options.socket, until, options.deadline)?;
     if !matches!(socket::peer(&socket), Ok((_, true))) {
-        return Err(format!("another user listens at {}", options.socket.display()));
+        return Err(format!("another user listens under {}", options.socket.display()));
     }
     let hello = [HELLO, options.rank.0 as u64, options.world_size.get() as u64];
     socket::send(&socket, bytemuck::cast_slice(&hello), None)
@@ -213,20 +207,19 @@ fn peers(own: Rank, pids: &[u8], socket: OwnedFd) -> Vec<Peer> {
         .collect()
 }
 
-fn connect_until(path: &Path, until: Instant, deadline: Duration) -> Result<OwnedFd, String> {
+fn connect_until(name: &OsStr, until: Instant, deadline: Duration) -> Result<OwnedFd, String> {
     loop {
-        let errno = match socket::connect(path) {
+        let errno = match socket::connect(name) {
             Ok(socket) => return Ok(socket),
             Err(errno) => errno,
         };
-        let not_yet = matches!(errno, Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN);
-        if !not_yet {
-            return Err(format!("cannot connect to {}: {}", path.display(), listen_advice(errno)));
+        if !matches!(errno, Errno::CONNREFUSED | Errno::AGAIN) {
+            return Err(format!("cannot connect to {}: {}", name.display(), advice(errno)));
         }
         if Instant::now() >= until {
-            let path = path.display();
+            let name = name.display();
             return Err(format!(
-                "rank 0 did not open {path} within {deadline:?}; look at its output"
+                "rank 0 did not open {name} within {deadline:?}; look at its output"
             ));
         }
         std::thread::sleep(RETRY);
@@ -238,10 +231,10 @@ fn after(deadline: Duration) -> Instant {
     Instant::now() + deadline.min(Duration::from_secs(365 * 24 * 60 * 60))
 }
 
-fn listen_advice(errno: Errno) -> String {
+fn advice(errno: Errno) -> String {
     match errno {
-        Errno::NAMETOOLONG => "the path is longer than 107 bytes; use a shorter one".to_owned(),
-        Errno::ADDRINUSE => "it exists already; another run may be using it".to_owned(),
+        Errno::NAMETOOLONG => "the name is longer than 107 bytes; use a shorter one".to_owned(),
+        Errno::ADDRINUSE => "another world uses this name; use one of its own".to_owned(),
         _ => errno.to_string(),
     }
 }

@@ -1,9 +1,11 @@
-//! A unix socket that keeps messages whole, and can pass an open file.
+//! A unix socket that keeps messages whole, and can pass an open file. Its name is in Linux's
+//! abstract namespace: it goes with the socket, and leaves nothing in the file system.
 
+use std::ffi::OsStr;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags};
@@ -21,18 +23,22 @@ fn socket() -> Result<OwnedFd> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
-/// Listens at `path`, which must not exist yet.
-pub(super) fn listen(path: &Path) -> Result<OwnedFd> {
+fn address(name: &OsStr) -> Result<SocketAddrUnix> {
+    SocketAddrUnix::new_abstract_name(name.as_bytes())
+}
+
+/// Listens under `name`, under which nobody listens yet.
+pub(super) fn listen(name: &OsStr) -> Result<OwnedFd> {
     let socket = socket()?;
-    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::bind(&socket, &address(name)?)?;
     rustix::net::listen(&socket, 128)?;
     Ok(socket)
 }
 
-/// A connection to who listens at `path`.
-pub(super) fn connect(path: &Path) -> Result<OwnedFd> {
+/// A connection to who listens under `name`.
+pub(super) fn connect(name: &OsStr) -> Result<OwnedFd> {
     let socket = socket()?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::connect(&socket, &address(name)?)?;
     Ok(socket)
 }
 

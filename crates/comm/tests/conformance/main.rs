@@ -69,14 +69,16 @@ fn a_thread_that_is_late_is_named() {
     std::thread::scope(|scope| {
         for comm in &world {
             scope.spawn(move || match comm.barrier() {
-                Err(CommError::Timeout { rank, deadline: allowed, .. }) => {
+                Err(CommError::Timeout { rank, waiter, deadline: allowed, .. }) => {
                     assert_eq!((rank, allowed), (Rank(1), deadline));
+                    assert_ne!(waiter, rank);
                 }
                 result => panic!("{result:?} instead of a timeout"),
             });
         }
     });
-    assert!(matches!(busy.barrier(), Err(CommError::Timeout { rank: Rank(1), .. })));
+    let late = busy.barrier().unwrap_err().to_string();
+    assert!(late.contains("rank 1 let rank ") && late.contains("wait for more than"), "{late}");
 }
 
 #[test]
