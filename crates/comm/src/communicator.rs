@@ -1,7 +1,9 @@
 //! The collectives that an engine may ask for.
 
-use oxizero_core::{Bytes, ProcessGroup, Rank, WorldSize};
-use oxizero_device::kernels::Combine;
+use std::ops::Range;
+
+use oxizero_core::{Bytes, Numel, ProcessGroup, Rank, WorldSize};
+use oxizero_device::kernels::{Combine, cast};
 use oxizero_device::{Buffer, Region};
 
 use crate::{CommError, Handle};
@@ -47,6 +49,34 @@ pub trait Communicator: Send + Sync {
         full: Buffer,
     ) -> Result<Handle<(Buffer, Buffer)>, CommError>;
 
+    /// Concatenates several all-gathers into one `full`: shard after shard, every rank's piece in
+    /// rank order. One collective where the back end can do that; here, one a shard.
+    fn all_gather_many(
+        &self,
+        shards: Vec<OwnShard>,
+        mut full: Buffer,
+    ) -> Result<Handle<(Vec<OwnShard>, Buffer)>, CommError> {
+        let mut end = 0;
+        for shard in &shards {
+            let dtype = shard.buffer.dtype();
+            let mut own = Buffer::heap(Numel(shard.own.len()), dtype);
+            cast(shard.buffer.range(shard.own.clone()), own.view_mut());
+            let all = Buffer::heap(Numel(shard.own.len() * self.world_size().get()), dtype);
+            let (_, all) = self.all_gather_into(own, all)?.wait()?;
+            let start = end;
+            end += all.numel().0;
+            cast(all.view(), full.range_mut(start..end));
+        }
+        Ok(Handle::done(Ok((shards, full))))
+    }
+
+    /// Sums every rank's `buffer`, and gives every rank the whole sum in its place.
+    fn all_reduce(&self, buffer: Buffer) -> Result<Handle<Buffer>, CommError> {
+        let op = ReduceScatter { partial: buffer, target: ReduceTarget::InPlace };
+        let summed = self.reduce_scatter(op)?.wait()?;
+        self.all_gather(summed.partial)
+    }
+
     /// Overwrites every rank's `buffer` with `root`'s.
     fn broadcast(&self, buffer: Buffer, root: Rank) -> Result<Handle<Buffer>, CommError>;
 
@@ -69,6 +99,15 @@ pub trait Communicator: Send + Sync {
 
     /// What this rank's process holds of shared memory; nothing where `alloc` is heap memory.
     fn allocated(&self) -> Allocated;
+}
+
+/// This rank's piece of a buffer that all ranks hold a piece of.
+#[derive(Debug)]
+pub struct OwnShard {
+    /// A buffer that holds the piece.
+    pub buffer: Buffer,
+    /// The piece's elements in it; equally many on every rank.
+    pub own: Range<usize>,
 }
 
 /// The operands of a reduce-scatter; they come back with the handle.
@@ -110,6 +149,18 @@ pub struct Allocated {
     pub own: Bytes,
     /// Regions of [`Communicator::alloc_replica`] that are alive, in full, though shared.
     pub replicas: Bytes,
+}
+
+impl std::ops::Add for Traffic {
+    type Output = Self;
+
+    fn add(self, more: Self) -> Self {
+        Self {
+            collectives: self.collectives + more.collectives,
+            bytes: self.bytes + more.bytes,
+            exchanges: self.exchanges + more.exchanges,
+        }
+    }
 }
 
 impl std::ops::Sub for Traffic {

@@ -14,7 +14,7 @@ pub mod shm;
 pub mod threads;
 mod transport;
 
-pub use communicator::{Allocated, Communicator, ReduceScatter, ReduceTarget, Traffic};
+pub use communicator::{Allocated, Communicator, OwnShard, ReduceScatter, ReduceTarget, Traffic};
 pub use error::CommError;
 pub use handle::Handle;
 pub use redistribute::redistribute;

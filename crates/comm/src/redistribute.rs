@@ -19,20 +19,21 @@ pub fn redistribute(
 ) -> Result<ReduceScatter, CommError> {
     match Placement::Partial.transition(to) {
         Some(Transition::ReduceScatter) => comm.reduce_scatter(op)?.wait(),
-        Some(Transition::AllReduce) => {
-            let ReduceScatter { partial, target } = comm.reduce_scatter(op)?.wait()?;
-            match target {
-                ReduceTarget::InPlace => {
-                    let partial = comm.all_gather(partial)?.wait()?;
-                    Ok(ReduceScatter { partial, target: ReduceTarget::InPlace })
-                }
-                ReduceTarget::ShardOf(full) => {
-                    let full = comm.all_gather(full)?.wait()?;
-                    Ok(ReduceScatter { partial, target: ReduceTarget::ShardOf(full) })
-                }
-                ReduceTarget::Shard(..) => panic!("a shard cannot hold a replicated sum"),
+        Some(Transition::AllReduce) => match op.target {
+            ReduceTarget::InPlace => {
+                let partial = comm.all_reduce(op.partial)?.wait()?;
+                Ok(ReduceScatter { partial, target: ReduceTarget::InPlace })
             }
-        }
+            ReduceTarget::ShardOf(_) => complete(comm, comm.reduce_scatter(op)?.wait()?),
+            ReduceTarget::Shard(..) => panic!("a shard cannot hold a replicated sum"),
+        },
         _ => Ok(op),
     }
+}
+
+/// Gathers the others' shards of a sum into the buffer that holds this rank's.
+fn complete(comm: &dyn Communicator, op: ReduceScatter) -> Result<ReduceScatter, CommError> {
+    let ReduceScatter { partial, target: ReduceTarget::ShardOf(full) } = op else { return Ok(op) };
+    let full = comm.all_gather(full)?.wait()?;
+    Ok(ReduceScatter { partial, target: ReduceTarget::ShardOf(full) })
 }

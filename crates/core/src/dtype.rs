@@ -92,6 +92,17 @@ impl Precision {
         Self { model: dtype, reduce, accumulate, ..self }
     }
 
+    /// The dtype in which a bucket collects this rank's gradients: what travels, where each
+    /// parameter gives one gradient that travels by itself; else the accumulation dtype.
+    pub fn collected(self, travel_alone: bool) -> DType {
+        if travel_alone { self.reduce } else { self.accumulate }
+    }
+
+    /// The dtype in which a sum over so many backward passes travels.
+    pub fn wire(self, passes: usize) -> DType {
+        if passes == 1 { self.reduce } else { self.accumulate }
+    }
+
     /// Refuses combinations that the engine does not run.
     pub fn validate(self) -> Result<(), ConfigError> {
         let refuse = |field: &str, value: DType, allowed: String| {

@@ -5,7 +5,7 @@
 //! Activations, and the gradients that a framework holds before the engine takes them, are the
 //! model's own and not counted.
 
-use std::ops::Add;
+use std::ops::{Add, Sub};
 
 use crate::schedule::{buckets_of, uses};
 use crate::{
@@ -72,6 +72,21 @@ impl Add for RoleBytes {
             optimizer: self.optimizer + other.optimizer,
             gathered: self.gathered + other.gathered,
             partial: self.partial + other.partial,
+        }
+    }
+}
+
+impl Sub for RoleBytes {
+    type Output = Self;
+
+    fn sub(self, other: Self) -> Self {
+        Self {
+            model: self.model - other.model,
+            gradients: self.gradients - other.gradients,
+            masters: self.masters - other.masters,
+            optimizer: self.optimizer - other.optimizer,
+            gathered: self.gathered - other.gathered,
+            partial: self.partial - other.partial,
         }
     }
 }
@@ -228,24 +243,24 @@ impl Walk<'_> {
 
     fn reduce(&mut self, id: BucketId) {
         let bucket = &self.input.buckets[id.0];
-        let precision = self.input.precision.for_param(bucket.dtype);
-        let partial = self.partial(bucket);
-        let sums = self.input.stage.grads() == Placement::Partial && self.input.accumulation > 1;
-        let wire = if sums { precision.accumulate } else { precision.reduce };
-        let collected =
-            if partial == Bytes(0) { precision.accumulate } else { self.collected(bucket) };
-        if collected != wire {
+        let adds = self.input.stage.grads() == Placement::Partial;
+        let wire = self.precision(bucket).wire(if adds { self.input.accumulation } else { 1 });
+        if self.collected(bucket) != wire {
             self.live.partial += full(bucket, wire);
             self.note();
             self.live.partial = self.live.partial - full(bucket, wire);
         }
-        self.live.partial = self.live.partial - partial;
+        self.live.partial = self.live.partial - self.partial(bucket);
     }
 
-    /// The dtype in which a bucket's contributions are collected.
+    fn precision(&self, bucket: &BucketSpec) -> Precision {
+        self.input.precision.for_param(bucket.dtype)
+    }
+
     fn collected(&self, bucket: &BucketSpec) -> DType {
-        let precision = self.input.precision.for_param(bucket.dtype);
-        if bucket.contributions == 1 { precision.reduce } else { precision.accumulate }
+        let travel_alone =
+            self.input.stage.grads() == Placement::Sharded && bucket.contributions == 1;
+        self.precision(bucket).collected(travel_alone)
     }
 
     fn partial(&self, bucket: &BucketSpec) -> Bytes {

@@ -29,6 +29,8 @@ pub enum Event {
     Boundary,
     /// All ranks agreed to apply the step.
     Apply,
+    /// The window is given up, wherever it is.
+    Discard,
 }
 
 /// Something that the engine must do, in this order.
@@ -83,6 +85,16 @@ enum Sync {
     Behind,
     /// As they come, those that were kept back along with them.
     CatchesUp,
+}
+
+impl Sync {
+    /// The same when nothing is kept back any more.
+    fn without_gradients(self) -> Self {
+        match self {
+            Self::On | Self::CatchesUp => Self::On,
+            Self::Off | Self::Behind => Self::Off,
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -163,6 +175,10 @@ impl Schedule {
             }
             Event::Boundary => self.reduce_window(actions),
             Event::Apply => self.update(actions),
+            Event::Discard => {
+                self.begin_pass(actions);
+                self.sync = self.sync.without_gradients();
+            }
         }
     }
 
@@ -253,11 +269,15 @@ impl Schedule {
     fn end_pass(&mut self, actions: &mut Vec<Action>) {
         self.ready.fill(true);
         self.reduce_ready(actions);
-        self.ready.fill(false);
         self.sync = match self.sync {
             Sync::On | Sync::CatchesUp => Sync::On,
             Sync::Off | Sync::Behind => Sync::Behind,
         };
+        self.begin_pass(actions);
+    }
+
+    fn begin_pass(&mut self, actions: &mut Vec<Action>) {
+        self.ready.fill(false);
         self.uses_left.clone_from(&self.uses);
         self.reduce_end = self.buckets.len();
         self.reshard_all(actions);
@@ -286,10 +306,7 @@ impl Schedule {
             _ => return,
         };
         actions.extend(self.trainable().rev().map(|bucket| Action::Reduce(bucket, to)));
-        self.sync = match self.sync {
-            Sync::On | Sync::CatchesUp => Sync::On,
-            Sync::Off | Sync::Behind => Sync::Off,
-        };
+        self.sync = self.sync.without_gradients();
     }
 
     fn update(&mut self, actions: &mut Vec<Action>) {

@@ -7,7 +7,7 @@ use crate::bucket::{Bucket, UpdateCall};
 use crate::engine::Seen;
 use crate::step::{Reduced, Report, SkipReason, StepOutcome, Unscaled, Verdict};
 use crate::window::{Collected, MicroBatch, Window, WindowState};
-use crate::{Engine, EngineError};
+use crate::{Engine, EngineError, setup};
 
 /// Whether a step ends the accumulation window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,6 +31,7 @@ impl Engine {
     /// Ends the micro-batch and, at the boundary, updates the weights; a collective call, in which
     /// all ranks say the same.
     pub fn step_at(&mut self, boundary: Boundary) -> Result<StepOutcome, EngineError> {
+        self.check_alive()?;
         if self.window.micro_batch != MicroBatch::BackwardEnded {
             return Err(EngineError::NoBackward);
         }
@@ -62,6 +63,17 @@ impl Engine {
         let outcome = self.conclude(reduced, verdict);
         self.end_window();
         outcome
+    }
+
+    /// Gives up the window, wherever it is: torch's `zero_grad`. Weights and optimizer states are
+    /// as they were after the last step. All ranks call it at the same place in their order.
+    pub fn discard_window(&mut self) -> Result<(), EngineError> {
+        self.run(Event::Discard)?;
+        self.params.iter_mut().for_each(|param| param.arrived = 0);
+        self.missing = setup::expected(&self.specs, &self.buckets);
+        self.end_window();
+        self.window.state = WindowState::Empty;
+        Ok(())
     }
 
     /// Takes all gradients to the optimizer's placement, once; a collective call.
@@ -129,15 +141,17 @@ impl Engine {
 
     fn update(&mut self, unscaled: &Unscaled) -> Result<(), EngineError> {
         let params = self.next_updates(unscaled.used());
-        let Self { buckets, optimizer, comm, .. } = self;
-        let call = UpdateCall { rule: &*optimizer.rule, unscaled, params: &params };
         let mut actions = Vec::new();
         self.schedule.on(Event::Apply, &mut actions);
         for action in actions {
             match action {
-                Action::Reshard(id) => buckets[id.0].reshard()?,
-                Action::Update(id) => buckets[id.0].update(&call),
-                Action::Publish(id) => buckets[id.0].publish(&**comm)?,
+                Action::Update(id) => {
+                    let rule = &*self.optimizer.rule;
+                    let call = UpdateCall { rule, unscaled, params: &params };
+                    self.buckets[id.0].update(&call);
+                }
+                Action::Reshard(id) => self.on_bucket(id, |bucket, _| bucket.reshard())?,
+                Action::Publish(id) => self.on_bucket(id, |bucket, comm| bucket.publish(comm))?,
                 other => unreachable!("{other:?} is no part of an update"),
             }
         }

@@ -166,16 +166,17 @@ impl Bucket {
         }
     }
 
-    /// Takes this rank's partial gradients, a sum over `passes`, to placement `to`.
+    /// Takes this rank's partial gradients, a sum over `passes`, to placement `to`. Returns the
+    /// most bytes that this took beside what rests.
     pub(crate) fn reduce(
         &mut self,
         to: Placement,
         passes: usize,
         comm: &dyn Communicator,
-    ) -> Result<(), CommError> {
+    ) -> Result<Bytes, CommError> {
         match &mut self.trained {
             Some(trained) => trained.grad.reduce(to, passes, &self.spec.layout, comm),
-            None => Ok(()),
+            None => Ok(Bytes(0)),
         }
     }
 

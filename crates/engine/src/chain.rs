@@ -68,12 +68,13 @@ impl<S: Segment> Chain<S> {
 
     /// The loss of one batch, without random draws and without gradients.
     pub fn evaluate(&self, engine: &mut Engine, batch: &S::Batch) -> Result<S::Value, EngineError> {
-        let (last, links) = self.ends();
-        let mut value = None;
-        for link in links.iter().chain([last]) {
-            value = Some(infer(engine, link, batch, value, Draw { seed: None })?);
-        }
-        Ok(value.expect("a chain has segments"))
+        engine.beside_the_step(|engine| {
+            let mut value = None;
+            for link in &self.links {
+                value = Some(infer(engine, link, batch, value, Draw { seed: None })?);
+            }
+            Ok(value.expect("a chain has segments"))
+        })
     }
 
     fn ends(&self) -> (&Link<S>, &[Link<S>]) {

@@ -1,14 +1,15 @@
 //! The engine: a front-end's events in, collectives and updates out.
 
-use oxizero_comm::{Communicator, Traffic};
+use oxizero_comm::{CommError, Communicator, Traffic};
 use oxizero_core::{
-    Action, BucketId, ConfigError, Event, LossScale, LossScaler, MemoryPlan, ParamId, ParamSpec,
-    PlanInput, RoleBytes, Schedule, UnitId,
+    Action, BucketId, Bytes, ConfigError, Event, LossScale, LossScaler, MemoryPlan, ParamId,
+    ParamSpec, PlanInput, RoleBytes, Schedule, UnitId,
 };
 use oxizero_device::View;
 
 use crate::bucket::Bucket;
 use crate::gradient::Contribution;
+use crate::ledger::Ledger;
 use crate::options::{EngineOptions, OptimizerSetup};
 use crate::weights::{ParamWeights, UnitWeights};
 use crate::window::{MicroBatch, Window, WindowState};
@@ -38,7 +39,10 @@ pub struct Engine {
     pub(crate) window: Window,
     pub(crate) scaler: LossScaler,
     pub(crate) applied_steps: u64,
-    pub(crate) peak: RoleBytes,
+    pub(crate) ledger: Ledger,
+    /// The first failure of a collective: nothing works after it.
+    failed: Option<CommError>,
+    /// The traffic before the window began.
     pub(crate) step_start: Traffic,
     pub(crate) step_traffic: Traffic,
 }
@@ -108,12 +112,13 @@ impl Engine {
             window: Window::new(WindowState::Empty),
             scaler,
             applied_steps: 0,
-            peak: RoleBytes::default(),
+            ledger: Ledger::default(),
+            failed: None,
             step_start: Traffic::default(),
             step_traffic: Traffic::default(),
         };
         engine.step_start = engine.comm.traffic();
-        engine.note_memory();
+        engine.ledger.change(RoleBytes::default(), engine.memory());
         Ok(engine)
     }
 
@@ -193,6 +198,7 @@ impl Engine {
     /// The unit's full model weights, between `pre_forward` and `post_forward`, or between
     /// `pre_backward` and `post_backward`; where they rest replicated, at any time.
     pub fn unit_weights(&mut self, unit: UnitId) -> Result<UnitWeights, EngineError> {
+        self.check_alive()?;
         self.unit_params(unit)?;
         let mut weights = Vec::with_capacity(self.units[unit.0].len());
         for param in &self.units[unit.0] {
@@ -224,11 +230,11 @@ impl Engine {
         self.open_window()?;
         self.window.micro_batch = MicroBatch::Open;
         self.window.loss_scale = Some(grad.loss_scale);
-        let state = &mut self.params[param.0];
-        let (id, slot) = (state.bucket, state.slot);
+        let ParamState { bucket: id, slot, .. } = self.params[param.0];
         let alone = self.schedule.reduces() && self.window.passes == 0;
         let contribution = Contribution { slot, values: grad.values, alone };
-        let finite = self.buckets[id.0].contribute(contribution, &*self.comm)?;
+        let finite = self.on_bucket(id, |bucket, comm| bucket.contribute(contribution, comm))?;
+        let state = &mut self.params[param.0];
         state.arrived += 1;
         state.seen = state.seen.max(if finite { Seen::Finite } else { Seen::NonFinite });
         self.missing[id.0] -= 1;
@@ -253,9 +259,14 @@ impl Engine {
         self.buckets.iter().map(Bucket::bytes).fold(RoleBytes::default(), std::ops::Add::add)
     }
 
-    /// The most that this rank held of each role, seen whenever the engine was called.
+    /// The most that this rank held of each role.
     pub fn peak_memory(&self) -> RoleBytes {
-        self.peak
+        self.ledger.peak()
+    }
+
+    /// The most that this rank held of all roles at one moment.
+    pub fn peak_memory_total(&self) -> Bytes {
+        self.ledger.peak_total()
     }
 
     /// What a rank of this engine is planned to hold.
@@ -272,9 +283,18 @@ impl Engine {
         })
     }
 
-    /// The collectives of the last window, from one applied or skipped step to the next.
+    /// The collectives of the last window, from one applied or skipped step to the next, but for
+    /// those of [`Chain::evaluate`](crate::chain::Chain::evaluate).
     pub fn step_traffic(&self) -> Traffic {
         self.step_traffic
+    }
+
+    /// Does something whose collectives are no part of a step.
+    pub(crate) fn beside_the_step<T>(&mut self, deed: impl FnOnce(&mut Self) -> T) -> T {
+        let before = self.comm.traffic();
+        let result = deed(self);
+        self.step_start = self.step_start + (self.comm.traffic() - before);
+        result
     }
 
     fn unit_event(&mut self, unit: UnitId, event: Event) -> Result<(), EngineError> {
@@ -283,32 +303,57 @@ impl Engine {
     }
 
     pub(crate) fn run(&mut self, event: Event) -> Result<(), EngineError> {
+        self.check_alive()?;
         let mut actions = Vec::new();
         self.schedule.on(event, &mut actions);
         // The window's end comes after its last pass, everything else within one.
         let passes = self.window.passes + usize::from(event != Event::Boundary);
         for action in actions {
-            self.note_memory();
             self.perform(action, passes)?;
         }
-        self.note_memory();
         Ok(())
     }
 
     /// Does it, with gradients that are sums over `passes`.
     fn perform(&mut self, action: Action, passes: usize) -> Result<(), EngineError> {
-        let comm = &*self.comm;
         match action {
-            Action::Unshard(id) => self.buckets[id.0].unshard(comm)?,
-            Action::Reshard(id) => self.buckets[id.0].reshard()?,
-            Action::Reduce(id, to) => self.buckets[id.0].reduce(to, passes, comm)?,
-            Action::Publish(id) => self.buckets[id.0].publish(comm)?,
-            Action::Update(_) => unreachable!("update() does, for it has the gradients"),
+            Action::Unshard(id) => self.on_bucket(id, |bucket, comm| bucket.unshard(comm)),
+            Action::Reshard(id) => self.on_bucket(id, |bucket, _| bucket.reshard()),
+            Action::Reduce(id, to) => {
+                let before = self.buckets[id.0].bytes();
+                let most = self.on_bucket(id, |bucket, comm| bucket.reduce(to, passes, comm))?;
+                self.ledger.pass(self.buckets[id.0].bytes(), most.max(before.partial));
+                Ok(())
+            }
+            Action::Publish(_) | Action::Update(_) => unreachable!("update() does these"),
         }
-        Ok(())
+    }
+
+    /// Does something to one bucket, and keeps account of it.
+    pub(crate) fn on_bucket<T>(
+        &mut self,
+        id: BucketId,
+        deed: impl FnOnce(&mut Bucket, &dyn Communicator) -> Result<T, CommError>,
+    ) -> Result<T, EngineError> {
+        let bucket = &mut self.buckets[id.0];
+        let before = bucket.bytes();
+        let result = deed(bucket, &*self.comm);
+        self.ledger.change(before, bucket.bytes());
+        result.map_err(|error| self.fail(error))
+    }
+
+    /// Remembers that a collective failed: buffers that were in flight are lost.
+    pub(crate) fn fail(&mut self, error: CommError) -> EngineError {
+        EngineError::Comm(self.failed.get_or_insert(error).clone())
+    }
+
+    /// Refuses to go on after a collective failed.
+    pub(crate) fn check_alive(&self) -> Result<(), EngineError> {
+        self.failed.clone().map_or(Ok(()), |error| Err(EngineError::Comm(error)))
     }
 
     fn check_grad(&self, param: ParamId, grad: GradIn<'_>) -> Result<(), EngineError> {
+        self.check_alive()?;
         let (index, count) = (param.0, self.specs.len());
         let spec = self.specs.get(index);
         let spec = spec.ok_or(EngineError::Unknown { what: "parameter", index, count })?;
@@ -359,9 +404,5 @@ impl Engine {
             WindowState::Accumulating(_) => Ok(()),
             WindowState::Reduced(_) => Err(EngineError::AlreadyReduced),
         }
-    }
-
-    fn note_memory(&mut self) {
-        self.peak = self.peak.max(self.memory());
     }
 }

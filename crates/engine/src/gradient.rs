@@ -66,9 +66,7 @@ impl Gradient {
         comm: &dyn Communicator,
     ) -> Result<bool, CommError> {
         let Contribution { slot, values, alone } = contribution;
-        let travels_as_it_is = alone && self.once;
-        let Precision { reduce, accumulate, .. } = self.precision;
-        let dtype = if travels_as_it_is { reduce } else { accumulate };
+        let dtype = self.precision.collected(alone && self.once);
         let mut partial = self.take_partial(dtype, layout, comm)?;
         let combine = if self.held[slot] == 0 { Combine::Assign } else { Combine::Add };
         let finite = kernels::accumulate(values, partial.range_mut(layout.slot(slot)), combine);
@@ -79,15 +77,15 @@ impl Gradient {
 
     /// Takes what this rank collected to placement `to`; `passes` says over how many backward
     /// passes it was summed. A sum of one travels in the wire dtype, a longer one in the
-    /// accumulation dtype.
+    /// accumulation dtype. Returns the most bytes that this took beside what rests.
     pub(crate) fn reduce(
         &mut self,
         to: Placement,
         passes: usize,
         layout: &Layout,
         comm: &dyn Communicator,
-    ) -> Result<(), CommError> {
-        let wire = if passes == 1 { self.precision.reduce } else { self.precision.accumulate };
+    ) -> Result<Bytes, CommError> {
+        let wire = self.precision.wire(passes);
         let mut partial = self.take_partial(wire, layout, comm)?;
         self.zero_absent(&mut partial, layout);
         let sent = if partial.dtype() == wire {
@@ -98,19 +96,33 @@ impl Gradient {
             Sent { partial: sent, kept: Some(partial) }
         };
         self.held.fill(0);
+        let kept = sent.kept.as_ref().map(Buffer::len);
         match self.rest {
-            Placement::Sharded => self.reduce_into_shard(sent, comm),
-            _ => self.reduce_in_place(sent, to, comm),
+            Placement::Sharded => {
+                let most = sent.partial.len() + kept.unwrap_or_default();
+                self.reduce_into_shard(sent, to, comm)?;
+                Ok(most)
+            }
+            _ => {
+                let most = kept.map_or(Bytes(0), |_| sent.partial.len());
+                self.reduce_in_place(sent, to, comm)?;
+                Ok(most)
+            }
         }
     }
 
-    fn reduce_into_shard(&mut self, sent: Sent, comm: &dyn Communicator) -> Result<(), CommError> {
+    fn reduce_into_shard(
+        &mut self,
+        sent: Sent,
+        to: Placement,
+        comm: &dyn Communicator,
+    ) -> Result<(), CommError> {
         let shard = self.shard.take().expect("gradients that rest sharded have a shard");
         let combine = if self.reduced == 0 { Combine::Assign } else { Combine::Add };
         let target = ReduceTarget::Shard(shard, combine);
         drop(sent.kept);
         let op = ReduceScatter { partial: sent.partial, target };
-        let op = redistribute(comm, op, Placement::Sharded)?;
+        let op = redistribute(comm, op, to)?;
         let ReduceTarget::Shard(shard, _) = op.target else {
             unreachable!("a reduce-scatter returns its operands");
         };

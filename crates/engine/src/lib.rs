@@ -14,6 +14,7 @@ pub mod chain;
 mod engine;
 mod error;
 mod gradient;
+mod ledger;
 mod norm;
 mod options;
 mod sampler;

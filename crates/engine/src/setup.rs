@@ -12,6 +12,7 @@ use oxizero_device::Buffer;
 use crate::EngineError;
 use crate::bucket::{Bucket, Setting};
 use crate::engine::{ParamState, Seen};
+use crate::gradient::alloc;
 use crate::options::{EngineOptions, OptimizerSetup};
 
 /// More than any model's.
@@ -122,7 +123,7 @@ fn broadcast_initial(
     comm: &dyn Communicator,
     initial: &mut dyn FnMut(ParamId, &mut [f32]),
 ) -> Result<Buffer, CommError> {
-    let mut buffer = Buffer::heap(spec.layout.padded_numel(), DType::F32);
+    let mut buffer = alloc(comm, spec.layout.padded_numel(), DType::F32)?;
     if comm.rank() == Rank(0) {
         for (slot, param) in spec.params.iter().enumerate() {
             initial(*param, buffer.f32_mut(spec.layout.slot(slot)));

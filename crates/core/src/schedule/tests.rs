@@ -222,3 +222,16 @@ fn frozen_buckets_are_gathered_but_never_reduced_or_updated() {
     assert!(!actions.contains(&Action::Reduce(BucketId(0), Placement::Sharded)));
     assert!(actions.contains(&Action::Update(BucketId(1))));
 }
+
+#[test]
+fn a_window_that_is_given_up_leaves_nothing_behind() {
+    let order: Vec<_> = (0..3).map(UnitId).collect();
+    let mut schedule = Schedule::new(Stage::Zero3, &buckets(3, Bucketing::Unit), order.clone());
+    let expected = run(&mut schedule.clone(), micro_batch(&order));
+    let begun = micro_batch(&order);
+    for end in 0..begun.len() {
+        let events = begun[..end].iter().copied().chain([Event::Discard]);
+        assert_eq!(peak_unsharded(&run(&mut schedule, events)).0, 0);
+        assert_eq!(run(&mut schedule.clone(), micro_batch(&order)), expected);
+    }
+}

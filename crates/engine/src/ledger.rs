@@ -1,0 +1,57 @@
+//! What this rank holds, kept up to date as buckets change.
+
+use oxizero_core::{Bytes, RoleBytes};
+
+/// Running bytes by role, and the most there were.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Ledger {
+    live: RoleBytes,
+    peak: RoleBytes,
+    peak_total: Bytes,
+}
+
+impl Ledger {
+    /// A bucket that held `before` holds `after`.
+    pub(crate) fn change(&mut self, before: RoleBytes, after: RoleBytes) {
+        self.live = self.live + after - before;
+        self.note(self.live);
+    }
+
+    /// A bucket that holds `bytes` holds so much for partial gradients while it reduces them.
+    pub(crate) fn pass(&mut self, bytes: RoleBytes, partial: Bytes) {
+        let meanwhile = RoleBytes { partial, ..bytes };
+        self.note(self.live + meanwhile - bytes);
+    }
+
+    fn note(&mut self, bytes: RoleBytes) {
+        self.peak = self.peak.max(bytes);
+        self.peak_total = self.peak_total.max(bytes.total());
+    }
+
+    /// The most of each role.
+    pub(crate) fn peak(&self) -> RoleBytes {
+        self.peak
+    }
+
+    /// The most of all roles at one moment.
+    pub(crate) fn peak_total(&self) -> Bytes {
+        self.peak_total
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peak_of_the_sum_is_no_sum_of_peaks() {
+        let mut ledger = Ledger::default();
+        let gathered = RoleBytes { gathered: Bytes(10), ..RoleBytes::default() };
+        let partial = RoleBytes { partial: Bytes(4), ..RoleBytes::default() };
+        ledger.change(RoleBytes::default(), gathered);
+        ledger.change(gathered, partial);
+        ledger.pass(partial, Bytes(7));
+        assert_eq!(ledger.peak().total(), Bytes(17));
+        assert_eq!(ledger.peak_total(), Bytes(10));
+    }
+}
