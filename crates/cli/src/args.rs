@@ -1,11 +1,13 @@
 //! The command line. A flag overrides the configuration's field.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand};
 use oxizero_core::config::Launch;
 use oxizero_core::{Config, Stage};
 
+use crate::data::read_file;
 use crate::error::CliError;
 
 /// Trains models sharded over ranks: ZeRO stages 0 to 3.
@@ -79,12 +81,15 @@ pub(crate) struct Overrides {
 impl Overrides {
     /// The configuration file with the flags in, validated.
     pub(crate) fn config(&self) -> Result<Config, CliError> {
-        let mut config = match &self.config {
-            Some(path) => read_config(path)?,
-            None => Config::default(),
-        };
+        let file = self.config.as_deref().map(read_config).transpose()?;
+        let mut config = file.clone().unwrap_or_default();
         self.apply(&mut config);
-        config.validate()?;
+        config.validate().map_err(|why| match (&self.config, file) {
+            (Some(path), Some(file)) if file.validate() == Err(why.clone()) => {
+                CliError::ConfigFile { path: path.into(), why }
+            }
+            _ => CliError::Config(why),
+        })?;
         Ok(config)
     }
 
@@ -108,7 +113,8 @@ impl Overrides {
 }
 
 fn read_config(path: &Path) -> Result<Config, CliError> {
-    let text = std::fs::read_to_string(path).map_err(CliError::path("read", path))?;
+    let text = String::from_utf8(read_file(path)?)
+        .map_err(|_| CliError::path("read", path)(io::Error::other("it is no UTF-8 text")))?;
     Config::from_toml(&text).map_err(|why| CliError::ConfigFile { path: path.into(), why })
 }
 

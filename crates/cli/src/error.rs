@@ -1,5 +1,6 @@
 //! What the command can refuse or fail at, and the exit code of each.
 
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -40,6 +41,9 @@ pub(crate) enum CliError {
         /// How it ended.
         why: String,
     },
+    /// What the ranks met together.
+    #[error("{0}")]
+    Run(String),
     /// The ranks could not be started.
     #[error("cannot start the ranks: {0}")]
     Start(String),
@@ -49,33 +53,66 @@ pub(crate) enum CliError {
         /// What was to be written.
         what: String,
         /// The system's answer.
-        why: std::io::Error,
+        why: io::Error,
     },
+    /// Who read the output does not any more.
+    #[error("nobody reads the output")]
+    Closed,
 }
 
 impl CliError {
-    /// 2 for what the user gave, 1 for what the run met.
-    pub(crate) fn exit_code(&self) -> ExitCode {
+    /// Says it on standard error; nothing where nobody reads, for that was the reader's wish.
+    ///
+    /// The exit code is 2 for what the user gave and 1 for what the run met; where nobody reads,
+    /// it is that of a shell for a command that the system ends for the same reason (SIGPIPE).
+    pub(crate) fn report(&self) -> ExitCode {
+        if !matches!(self, Self::Closed) {
+            say(&format!("error: {self}"));
+        }
         match self {
             Self::Config(_) | Self::ConfigFile { .. } | Self::Path { .. } | Self::Data(_) => {
                 ExitCode::from(2)
             }
-            Self::Rank { .. } | Self::Start(_) | Self::Output { .. } => ExitCode::from(1),
+            Self::Rank { .. } | Self::Run(_) | Self::Start(_) | Self::Output { .. } => {
+                ExitCode::from(1)
+            }
+            Self::Closed => ExitCode::from(128 + 13),
         }
     }
 
-    /// For `map_err` on a path's I/O.
+    /// For `map_err` on writing `what`.
+    pub(crate) fn output(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let what = what.into();
+        move |why| match why.kind() {
+            io::ErrorKind::BrokenPipe => Self::Closed,
+            _ => Self::Output { what, why },
+        }
+    }
+
+    /// For `map_err` on a path's I/O. That the disk is full is no fault of the path.
     pub(crate) fn path(
         what: &'static str,
         path: impl Into<PathBuf>,
-    ) -> impl FnOnce(std::io::Error) -> Self {
+    ) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
-        move |why| Self::Path { what, path, why: plain(&why) }
+        move |why| match why.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                Self::Output { what: format!("`{}`", path.display()), why }
+            }
+            _ => Self::Path { what, path, why: plain(&why) },
+        }
     }
 }
 
-/// The system's message without its number.
-fn plain(error: &std::io::Error) -> String {
+/// Writes to standard error; where nobody listens any more, nothing is lost.
+pub(crate) fn say(line: &str) {
+    let _unheard = writeln!(io::stderr(), "{line}");
+}
+
+/// The system's message without its number, as a part of a sentence.
+fn plain(error: &io::Error) -> String {
     let text = error.to_string();
-    text.split(" (os error").next().unwrap_or(&text).to_lowercase()
+    let text = text.split(" (os error").next().unwrap_or(&text);
+    let mut rest = text.chars();
+    rest.next().map(|first| first.to_lowercase().to_string() + rest.as_str()).unwrap_or_default()
 }

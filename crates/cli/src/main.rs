@@ -23,6 +23,7 @@ use crate::args::{Arguments, Command, TrainArguments};
 use crate::data::Corpus;
 use crate::error::CliError;
 use crate::job::Job;
+use crate::run_folder::RunFolder;
 
 /// Training allocates large blocks in every step; the system's allocator hands them back each time.
 #[global_allocator]
@@ -38,10 +39,7 @@ fn main() -> ExitCode {
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            error.exit_code()
-        }
+        Err(error) => error.report(),
     }
 }
 
@@ -49,6 +47,11 @@ fn main() -> ExitCode {
 fn train(arguments: &TrainArguments) -> Result<(), CliError> {
     let config = arguments.overrides.config()?;
     let corpus = Corpus::load(&config)?;
-    let folder = run_folder::create(&config)?;
-    launch::run(&Job { config, folder, json: arguments.json, corpus })
+    let run_folder = RunFolder::create(&config)?;
+    let folder = run_folder.path().to_path_buf();
+    let done = launch::run(&Job { config, folder, json: arguments.json, corpus });
+    if done.is_err() {
+        run_folder.remove_unless_trained();
+    }
+    done
 }

@@ -22,7 +22,7 @@ pub(crate) fn show(config: &Config) -> Result<(), CliError> {
     let state_count = state_count.rule.state_names().len();
     let plan = Plan { config, model: &model, state_count };
     let written = writeln!(std::io::stdout(), "{plan}");
-    written.map_err(|why| CliError::Output { what: "the plan".into(), why })
+    written.map_err(CliError::output("the plan"))
 }
 
 /// What a plan is made of.
@@ -85,16 +85,21 @@ impl fmt::Display for Plan<'_> {
         writeln!(f)?;
         let (plan, plain) = (self.sharded(), self.data_parallel());
         let column = format!("ZeRO stage {stage}");
-        write_roles(f, "bytes a rank, at rest", &column, &role_rows(plan.rest, plain.rest))?;
+        let columns = [column.as_str(), "data-parallel"];
+        write_roles(f, "planned a rank, at rest", columns, &role_rows(plan.rest, plain.rest))?;
         writeln!(f)?;
-        write_roles(f, "bytes a rank, at most", &column, &role_rows(plan.peak, plain.peak))?;
+        write_roles(f, "planned a rank, at most", columns, &role_rows(plan.peak, plain.peak))?;
         writeln!(f)?;
-        writeln!(f, "{:<26}{:>14}{:>18}", "bytes a rank, by stage", "at rest", "at once, at most")?;
+        writeln!(
+            f,
+            "{:<26}{:>18}{:>24}",
+            "planned a rank, by stage", "at rest", "at once, at most"
+        )?;
         for stage in Stage::ALL {
             let plan = self.memory(stage, self.shares_replicas());
             let (rest, peak) = (plan.rest.total().to_string(), plan.peak_total.to_string());
             let stage = format!("stage {}", u8::from(stage));
-            writeln!(f, "{stage:<26}{rest:>14}{peak:>18}")?;
+            writeln!(f, "{stage:<26}{rest:>18}{peak:>24}")?;
         }
         if self.shares_replicas() && ranks > 1 && config.zero.stage < Stage::Zero3 {
             let host = plan.rest.total() * ranks - plan.rest.model * (ranks - 1);

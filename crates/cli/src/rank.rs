@@ -11,7 +11,7 @@ use oxizero_core::config::Launch;
 
 use crate::data::bigram_entropy;
 use crate::job::Job;
-use crate::launch::threads_per_rank;
+use crate::launch::{Blame, threads_per_rank};
 use crate::progress::{Evaluation, Event, Progress, Start, Step};
 use crate::report::{Report, proportional_set_bytes, role_rows};
 use crate::run_folder::{Metrics, save_model};
@@ -33,17 +33,24 @@ pub(crate) enum RankError {
     /// The run's output.
     #[error("cannot write the run's output: {0}")]
     Output(#[from] io::Error),
+    /// Who read standard output does not any more.
+    #[error("nobody reads the output")]
+    Closed,
+    /// Training came to its end, and to nothing.
+    #[error("training failed: {0}")]
+    Fruitless(String),
 }
 
 impl RankError {
-    /// Whether another rank is to blame, and will say why.
-    pub(crate) fn is_consequence(&self) -> bool {
-        let comm = match self {
-            Self::Engine(EngineError::PeerRefused { .. }) => return true,
-            Self::Engine(EngineError::Comm(error)) | Self::Comm(error) => error,
-            _ => return false,
-        };
-        matches!(comm, CommError::PeerDead { .. } | CommError::Aborted { .. })
+    /// Who is to blame.
+    pub(crate) fn blame(&self) -> Blame {
+        match self {
+            Self::Engine(EngineError::PeerRefused { .. }) => Blame::Other,
+            Self::Engine(EngineError::Comm(error)) | Self::Comm(error) => Blame::of_comm(error),
+            Self::Closed => Blame::Reader,
+            Self::Fruitless(_) => Blame::All,
+            _ => Blame::Own,
+        }
     }
 }
 
@@ -61,12 +68,14 @@ pub(crate) fn run(job: &Job, comm: Box<dyn Communicator>) -> Result<(), RankErro
     };
     let train = &job.config.train;
     let before = evaluate(&mut trainer, &mut output, 0)?;
-    let mut training = Duration::ZERO;
+    let (mut training, mut skipped) = (Duration::ZERO, 0);
     for step in 0..train.steps {
         let begin = Instant::now();
         let stepped = trainer.step(step)?;
         let seconds = begin.elapsed();
         training += seconds;
+        let is_skipped = matches!(stepped.outcome, StepOutcome::Skipped { .. });
+        skipped = if is_skipped { skipped + 1 } else { 0 };
         output.show(|| Event::Step(step_event(job, step, stepped, seconds)))?;
         let is_due = train.eval_every > 0 && (step + 1).is_multiple_of(train.eval_every);
         if is_due && step + 1 < train.steps {
@@ -74,13 +83,38 @@ pub(crate) fn run(job: &Job, comm: Box<dyn Communicator>) -> Result<(), RankErro
         }
     }
     let after = evaluate(&mut trainer, &mut output, train.steps)?;
-    let weights = trainer.weights()?;
-    let sample = trainer.sample()?;
-    if output.is_shown() {
-        save_model(&job.folder, &weights)?;
+    let mut sample = None;
+    if after.is_finite() {
+        let weights = trainer.weights()?;
+        sample = Some(trainer.sample()?);
+        if output.is_shown() {
+            save_model(&job.folder, &weights)?;
+        }
     }
-    let learned = Learned { before, after, entropy, training, sample };
-    output.show(|| Event::End(Box::new(report(job, &trainer, learned))))
+    let problem = problem(after, skipped, train.steps);
+    let fruitless = problem.clone().map(RankError::Fruitless);
+    let learned = Learned { before, after, entropy, training, problem, sample };
+    output.show(|| Event::End(Box::new(report(job, &trainer, learned))))?;
+    fruitless.map_or(Ok(()), Err)
+}
+
+/// So many steps that were skipped at the end of a run are not chance.
+const SKIPPED_MAX: usize = 10;
+
+/// What makes a run that came to its end a failure: the same on all ranks.
+fn problem(after: f64, skipped: usize, steps: usize) -> Option<String> {
+    if !after.is_finite() {
+        return Some(format!(
+            "the validation loss is {after} after training, and no model is saved; a smaller \
+             optimizer.lr or weight_decay may help"
+        ));
+    }
+    (skipped >= SKIPPED_MAX.min(steps)).then(|| {
+        format!(
+            "the last {skipped} of {steps} steps were skipped, as gradients were not finite; the \
+             saved model is that of the last step that was applied"
+        )
+    })
 }
 
 /// What the run says and writes; nothing on ranks but 0.
@@ -104,7 +138,10 @@ impl Output {
         if let Some((progress, metrics)) = &mut self.shown {
             let event = event();
             metrics.add(&event)?;
-            progress.show(&event)?;
+            progress.show(&event).map_err(|error| match error.kind() {
+                io::ErrorKind::BrokenPipe => RankError::Closed,
+                _ => RankError::Output(error),
+            })?;
         }
         Ok(())
     }
@@ -181,7 +218,8 @@ struct Learned {
     after: f64,
     entropy: f64,
     training: Duration,
-    sample: String,
+    problem: Option<String>,
+    sample: Option<String>,
 }
 
 fn report(job: &Job, trainer: &Trainer<'_>, learned: Learned) -> Report {
@@ -201,7 +239,22 @@ fn report(job: &Job, trainer: &Trainer<'_>, learned: Learned) -> Report {
         bits_per_byte_before: learned.before,
         bits_per_byte_after: learned.after,
         bigram_entropy: learned.entropy,
+        problem: learned.problem,
         sample: learned.sample,
         folder: job.folder.display().to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_fails_by_its_end_and_not_by_a_step_that_was_skipped_before() {
+        assert_eq!(problem(2.0, 9, 100), None);
+        assert!(problem(2.0, 10, 100).unwrap().contains("last 10 of 100 steps"));
+        assert!(problem(2.0, 3, 3).unwrap().contains("last 3 of 3 steps"));
+        assert_eq!(problem(2.0, 2, 3), None);
+        assert!(problem(f64::NAN, 0, 3).unwrap().contains("NaN"));
     }
 }

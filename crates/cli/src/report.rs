@@ -32,8 +32,10 @@ pub(crate) struct Report {
     pub(crate) bits_per_byte_after: f64,
     /// Of the validation bytes.
     pub(crate) bigram_entropy: f64,
-    /// Text that the trained model continues.
-    pub(crate) sample: String,
+    /// Why the run failed though it came to its end.
+    pub(crate) problem: Option<String>,
+    /// Text that the trained model continues; none if there is nothing to be had from it.
+    pub(crate) sample: Option<String>,
     /// Where results are.
     pub(crate) folder: String,
 }
@@ -43,9 +45,9 @@ pub(crate) struct Report {
 pub(crate) struct RoleRow {
     /// Model weights, gradients, and so on.
     pub(crate) role: &'static str,
-    /// What this run's rank held.
+    /// What the rank held as the engine saw it in this run; in a plan, what it is to hold.
     pub(crate) bytes: usize,
-    /// What it would hold in plain data-parallel training.
+    /// What it is planned to hold in plain data-parallel training.
     pub(crate) data_parallel_bytes: usize,
 }
 
@@ -65,11 +67,11 @@ pub(crate) fn role_rows(held: RoleBytes, data_parallel: RoleBytes) -> Vec<RoleRo
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let title = format!("bytes a rank of {}, at most", self.ranks);
-        let stage = format!("ZeRO stage {}", self.stage);
-        write_roles(f, &title, &stage, &self.memory)?;
+        let stage = format!("stage {}, seen", self.stage);
+        write_roles(f, &title, [&stage, "data-parallel, planned"], &self.memory)?;
         if let Some(bytes) = self.proportional_set_bytes {
             let bytes = Bytes(bytes).to_string();
-            writeln!(f, "{:<26}{bytes:>14}  with code, text, activations", "process (PSS)")?;
+            writeln!(f, "{:<26}{bytes:>18}  with code, text, activations", "process (PSS)")?;
         }
         if self.shares_replicas && self.ranks > 1 {
             writeln!(f, "The ranks share one copy of what rests replicated of model weights.")?;
@@ -90,7 +92,11 @@ impl fmt::Display for Report {
         for (name, words) in lines {
             writeln!(f, "{name:<16}{words}")?;
         }
-        write!(f, "\nA sample:\n{}", self.sample)
+        match (&self.problem, &self.sample) {
+            (Some(problem), _) => write!(f, "{:<16}{problem}", "problem"),
+            (None, Some(sample)) => write!(f, "\nA sample:\n{sample}"),
+            (None, None) => Ok(()),
+        }
     }
 }
 
@@ -98,13 +104,13 @@ impl fmt::Display for Report {
 pub(crate) fn write_roles(
     f: &mut fmt::Formatter<'_>,
     title: &str,
-    column: &str,
+    [column, plain]: [&str; 2],
     rows: &[RoleRow],
 ) -> fmt::Result {
-    writeln!(f, "{title:<26}{column:>14}{:>18}", "data-parallel")?;
+    writeln!(f, "{title:<26}{column:>18}{plain:>24}")?;
     for row in rows {
         let (bytes, plain) = (Bytes(row.bytes), Bytes(row.data_parallel_bytes));
-        writeln!(f, "{:<26}{:>14}{:>18}", row.role, bytes.to_string(), plain.to_string())?;
+        writeln!(f, "{:<26}{:>18}{:>24}", row.role, bytes.to_string(), plain.to_string())?;
     }
     Ok(())
 }
@@ -134,12 +140,12 @@ mod tests {
         struct Table(Vec<RoleRow>);
         impl fmt::Display for Table {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write_roles(f, "bytes a rank", "ZeRO stage 1", &self.0)
+                write_roles(f, "bytes a rank", ["ZeRO stage 1", "data-parallel"], &self.0)
             }
         }
         let table = Table(rows).to_string();
         let ends: Vec<_> = table.lines().map(str::len).collect();
-        assert_eq!(ends, [58; 4], "{table}");
+        assert_eq!(ends, [68; 4], "{table}");
     }
 
     #[test]

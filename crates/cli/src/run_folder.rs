@@ -12,42 +12,107 @@ use crate::progress::Event;
 
 /// Where runs go that name no folder.
 const RUNS: &str = "runs";
+const CONFIG: &str = "config.toml";
+const METRICS: &str = "metrics.jsonl";
 
-/// Makes the run's folder, new or empty, and writes the configuration in full.
-pub(crate) fn create(config: &Config) -> Result<PathBuf, CliError> {
-    let folder = match &config.run.folder {
-        Some(folder) => claim(Path::new(folder))?,
-        None => next_free(Path::new(RUNS))?,
-    };
-    let path = folder.join("config.toml");
-    fs::write(&path, config.to_toml()).map_err(CliError::path("write", &path))?;
-    Ok(folder)
+/// A run's folder, which no other run uses.
+#[derive(Debug)]
+pub(crate) struct RunFolder {
+    path: PathBuf,
+    /// The folders that were made for it, the innermost first.
+    made: Vec<PathBuf>,
 }
 
-/// The folder itself, if nothing is in it.
-fn claim(folder: &Path) -> Result<PathBuf, CliError> {
-    fs::create_dir_all(folder).map_err(CliError::path("create the run folder", folder))?;
-    let mut entries = fs::read_dir(folder).map_err(CliError::path("read", folder))?;
-    if entries.next().is_some() {
-        let why = io::Error::other("it is not empty, and a run overwrites nothing");
-        return Err(CliError::path("use the run folder", folder)(why));
+/// Whether a folder is where runs go, or holds what one has left.
+pub(crate) fn is_output(folder: &Path) -> bool {
+    let is_runs = || Some(fs::canonicalize(folder).ok()? == fs::canonicalize(RUNS).ok()?);
+    folder.join(METRICS).is_file() || is_runs() == Some(true)
+}
+
+impl RunFolder {
+    /// Makes the run's folder, new or empty, and writes the configuration in full.
+    pub(crate) fn create(config: &Config) -> Result<Self, CliError> {
+        let folder = match &config.run.folder {
+            Some(folder) => Self::claim(Path::new(folder))?,
+            None => Self::next_free(Path::new(RUNS))?,
+        };
+        folder.write_config(&config.to_toml())?;
+        Ok(folder)
     }
-    Ok(folder.to_path_buf())
-}
 
-/// `runs/0001`, or the first number after that is free. Making the folder is what claims it, so
-/// that two runs that start together do not share one.
-fn next_free(runs: &Path) -> Result<PathBuf, CliError> {
-    fs::create_dir_all(runs).map_err(CliError::path("create", runs))?;
-    for number in 1_u64.. {
-        let folder = runs.join(format!("{number:04}"));
-        match fs::create_dir(&folder) {
-            Ok(()) => return Ok(folder),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(CliError::path("create", folder)(error)),
+    /// The folder.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The folder itself, if nothing is in it.
+    fn claim(path: &Path) -> Result<Self, CliError> {
+        let made = missing(path);
+        fs::create_dir_all(path).map_err(CliError::path("create the run folder", path))?;
+        let mut entries = fs::read_dir(path).map_err(CliError::path("read", path))?;
+        if entries.next().is_some() {
+            return Err(in_use(path));
         }
+        Ok(Self { path: path.to_path_buf(), made })
     }
-    unreachable!("a folder holds fewer than 2^64 others")
+
+    /// `runs/0001`, or the first number after that is free. Making the folder is what claims it,
+    /// so that two runs that start together do not share one.
+    fn next_free(runs: &Path) -> Result<Self, CliError> {
+        let made = missing(runs);
+        fs::create_dir_all(runs).map_err(CliError::path("create", runs))?;
+        for number in 1_u64.. {
+            let path = runs.join(format!("{number:04}"));
+            match fs::create_dir(&path) {
+                Ok(()) => {
+                    let made = [vec![path.clone()], made].concat();
+                    return Ok(Self { path, made });
+                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(CliError::path("create", path)(error)),
+            }
+        }
+        unreachable!("a folder holds fewer than 2^64 others")
+    }
+
+    /// Making this file is what claims a folder that was there.
+    fn write_config(&self, config: &str) -> Result<(), CliError> {
+        let path = self.path.join(CONFIG);
+        let mut file = File::create_new(&path).map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => in_use(&self.path),
+            _ => CliError::path("write", &path)(error),
+        })?;
+        let written = file.write_all(config.as_bytes());
+        if written.is_err() {
+            self.remove_unless_trained();
+        }
+        written.map_err(CliError::path("write", &path))
+    }
+
+    /// Takes back what was made, unless a step was taken: a run that did not start must not be in
+    /// the way of the next attempt.
+    pub(crate) fn remove_unless_trained(&self) {
+        let metrics = self.path.join(METRICS);
+        let events = fs::read_to_string(&metrics).unwrap_or_default();
+        if events.lines().any(|event| event.starts_with(r#"{"event":"step""#)) {
+            return;
+        }
+        // What cannot be removed, or is not empty because somebody else uses it, stays.
+        let _stays = fs::remove_file(metrics);
+        let _stays = fs::remove_file(self.path.join(CONFIG));
+        let _stays = self.made.iter().try_for_each(fs::remove_dir);
+    }
+}
+
+/// The folders on the way to `path`, itself included, that are not there, the innermost first.
+fn missing(path: &Path) -> Vec<PathBuf> {
+    let folders = path.ancestors().take_while(|folder| !folder.as_os_str().is_empty());
+    folders.take_while(|folder| !folder.exists()).map(Path::to_path_buf).collect()
+}
+
+fn in_use(folder: &Path) -> CliError {
+    let why = io::Error::other("it is not empty, and a run overwrites nothing");
+    CliError::path("use the run folder", folder)(why)
 }
 
 /// Appends events to `metrics.jsonl`.
@@ -59,7 +124,7 @@ pub(crate) struct Metrics {
 impl Metrics {
     /// Creates the file.
     pub(crate) fn create(folder: &Path) -> io::Result<Self> {
-        Ok(Self { file: BufWriter::new(File::create_new(folder.join("metrics.jsonl"))?) })
+        Ok(Self { file: BufWriter::new(File::create_new(folder.join(METRICS))?) })
     }
 
     /// Writes one line; it is in the file when this returns.
@@ -117,12 +182,38 @@ mod tests {
     fn a_folder_in_use_is_refused_and_numbers_are_not_given_twice() {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join("a/b");
-        assert_eq!(claim(&folder).unwrap(), folder);
-        claim(&folder).unwrap();
+        assert_eq!(RunFolder::claim(&folder).unwrap().path(), folder);
+        RunFolder::claim(&folder).unwrap();
         fs::write(folder.join("x"), "").unwrap();
-        assert!(claim(&folder).unwrap_err().to_string().contains("not empty"));
-        assert!(next_free(root.path()).unwrap().ends_with("0001"));
-        assert!(next_free(root.path()).unwrap().ends_with("0002"));
+        assert!(RunFolder::claim(&folder).unwrap_err().to_string().contains("not empty"));
+        let number = || RunFolder::next_free(root.path()).unwrap().path;
+        assert!(number().ends_with("0001") && number().ends_with("0002"));
+    }
+
+    #[test]
+    fn of_two_runs_that_claim_an_empty_folder_one_gets_it() {
+        let root = tempfile::tempdir().unwrap();
+        let folders = [(); 2].map(|()| RunFolder::claim(root.path()).unwrap());
+        folders[0].write_config("first").unwrap();
+        let refused = folders[1].write_config("second").unwrap_err();
+        assert!(refused.to_string().contains("not empty"), "{refused}");
+        assert_eq!(fs::read_to_string(root.path().join(CONFIG)).unwrap(), "first");
+    }
+
+    #[test]
+    fn what_was_made_for_a_run_is_taken_back_until_a_step_was_taken() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join("a")).unwrap();
+        for (events, stays) in
+            [("{\"event\":\"start\"}\n", false), ("{\"event\":\"step\"}\n", true)]
+        {
+            let folder = RunFolder::claim(&root.path().join("a/b/c")).unwrap();
+            folder.write_config("").unwrap();
+            fs::write(folder.path().join(METRICS), events).unwrap();
+            folder.remove_unless_trained();
+            assert_eq!(root.path().join("a/b").exists(), stays);
+            assert!(root.path().join("a").exists());
+        }
     }
 
     #[test]

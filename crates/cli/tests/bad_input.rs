@@ -32,7 +32,8 @@ fn a_refused_configuration_names_the_field_and_what_is_allowed() {
         place.write("bad.toml", text);
         for command in ["train", "plan"] {
             let said = refusal(&place, &format!("{command} bad.toml"));
-            assert!(said.starts_with("error: ") && said.contains(expected), "{text}: {said}");
+            assert!(said.starts_with("error: bad.toml: "), "{text}: {said}");
+            assert!(said.contains(expected), "{text}: {said}");
         }
     }
 }
@@ -52,6 +53,7 @@ fn a_refused_flag_is_refused_as_its_field() {
     for (flags, expected) in cases {
         let said = refusal(&place, &format!("train tiny.toml {flags}"));
         assert!(said.contains(expected), "{flags}: {said}");
+        assert!(!said.contains("tiny.toml"), "it is not the file's fault: {said}");
     }
     let said = String::from_utf8(place.run("train --stage 4").stderr).unwrap();
     assert!(said.contains("allowed: 0, 1, 2, 3"), "{said}");
@@ -71,7 +73,12 @@ fn missing_and_unfit_text_is_refused() {
         ("train tiny.toml --data empty.txt", "there is no text in `empty.txt`"),
         ("train tiny.toml --data nothing", "there is no text in `nothing`"),
         ("train tiny.toml --data binary", "no UTF-8 text"),
-        ("train tiny.toml --data short.txt", "fewer than the 17 of a sequence"),
+        ("train tiny.toml --data short.txt", "a text of 11 bytes is too short"),
+        ("train tiny.toml --data short.txt", "give about 340 bytes"),
+        ("train tiny.toml --data short.txt", "must have the 17 bytes of a sequence"),
+        ("train tiny.toml --data /dev/zero", "it is not a regular file"),
+        ("train /dev/zero", "it is not a regular file"),
+        ("train binary", "it is no UTF-8 text"),
     ];
     for (words, expected) in cases {
         let said = refusal(&place, words);
@@ -80,6 +87,15 @@ fn missing_and_unfit_text_is_refused() {
     place.write("long.toml", &TINY.replace("context = 16", "context = 100000"));
     let said = refusal(&place, "train long.toml");
     assert!(said.contains("model.context = 100000"), "{said}");
+}
+
+#[test]
+fn a_refusal_that_nobody_can_hear_is_one_still() {
+    let place = Place::new();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let status = place.command("train --ranks 0").stderr(writer).status().unwrap();
+    assert_eq!(status.code(), Some(2));
 }
 
 #[test]

@@ -36,18 +36,18 @@ fn said(child: &mut Child) -> String {
     said
 }
 
-/// Rank and process of every child of `parent`.
+/// Rank and process of every child of `parent` that is one by now.
 fn ranks(parent: u32) -> Vec<(usize, i32)> {
     let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap();
     let processes = children.split_whitespace().map(|pid| pid.parse().unwrap());
     let rank = |pid: i32| {
-        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap();
+        let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
         let variable = environment.split(|byte| *byte == 0).find_map(|variable| {
             String::from_utf8_lossy(variable).strip_prefix("OXIZERO_RANK=").map(str::to_owned)
         });
-        (variable.unwrap().parse().unwrap(), pid)
+        Some((variable?.parse().unwrap(), pid))
     };
-    processes.map(rank).collect()
+    processes.filter_map(rank).collect()
 }
 
 fn kill(pid: i32) {
@@ -102,12 +102,89 @@ fn ranks_do_not_outlive_the_command() {
 #[test]
 fn a_rank_that_cannot_write_is_the_cause_and_not_its_consequences() {
     let place = Place::new();
-    // Nobody reads what rank 0 says.
-    let mut command = place.command("train tiny.toml --ranks 2 --steps 1000000");
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    drop(child.stdout.take());
-    assert_eq!(child.wait().unwrap().code(), Some(1));
-    let said = said(&mut child);
-    assert!(said.starts_with("error: rank 0 failed: cannot write"), "{said}");
-    assert_eq!(said.lines().count(), 1, "{said}");
+    for flags in ["--ranks 2", "--ranks 2 --in-process"] {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut command = place.command(&format!("train tiny.toml --steps 1000000 {flags}"));
+        let output = command.stdout(full).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.starts_with("error: rank 0 failed: cannot write"), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(!place.path().join("runs").exists(), "a run that took no step left its folder");
+    }
+}
+
+/// As in `oxizero train | head -1`: an end without words, and a shell's exit code for it.
+#[test]
+fn where_nobody_reads_the_output_the_command_ends_quietly() {
+    let place = Place::new();
+    let train = "train tiny.toml --ranks 2 --steps 1000000";
+    for words in [train, &format!("{train} --in-process"), "plan tiny.toml"] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = place.command(words).stdout(writer).output().unwrap();
+        assert_eq!(output.status.code(), Some(141), "{words}");
+        assert_eq!(String::from_utf8(output.stderr).unwrap(), "", "{words}");
+    }
+}
+
+#[test]
+fn a_rank_that_stops_before_it_has_its_job_ends_the_command_by_the_deadline() {
+    let place = Place::new();
+    place.write("text.txt", &"A text that no pipe holds.\n".repeat(1 << 17));
+    place.write("tiny.toml", &format!("{}deadline_seconds = 1.0\n", common::TINY));
+    for victim in [0, 1] {
+        let mut command = place.command("train tiny.toml --ranks 2 --steps 1000000");
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let running = loop {
+            let running = ranks(child.id());
+            if running.iter().any(|(rank, _)| *rank == victim) {
+                break running;
+            }
+        };
+        let (_, pid) = running.iter().find(|(rank, _)| *rank == victim).unwrap();
+        kill_process(Pid::from_raw(*pid).unwrap(), Signal::STOP).unwrap();
+        let begin = Instant::now();
+        assert_eq!(child.wait().unwrap().code(), Some(1));
+        assert!(begin.elapsed() < Duration::from_secs(8), "{:?}", begin.elapsed());
+        let said = said(&mut child);
+        assert!(said.contains(&format!("rank {victim}")) && said.lines().count() == 1, "{said}");
+        assert_gone(&running);
+    }
+}
+
+#[test]
+fn a_start_that_failed_is_not_in_the_way_of_the_next() {
+    let place = Place::new();
+    let slow = format!("{}deadline_seconds = 1e-9\n", common::TINY);
+    place.write("slow.toml", &slow);
+    for flags in ["", "--in-process"] {
+        let output = place.run(&format!("train slow.toml --ranks 2 --run-folder a/b {flags}"));
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(!said.contains("failed") && said.lines().count() == 1, "one is to blame: {said}");
+        assert!(!place.path().join("a").exists());
+    }
+    place.events("train tiny.toml --ranks 2 --run-folder a/b --json");
+}
+
+#[test]
+fn a_run_whose_weights_are_lost_says_so_and_saves_none() {
+    let place = Place::new();
+    let lost =
+        format!("{}[optimizer]\nkind = 'sgd'\nlr = 1e38\nweight_decay = 1e38\n", common::TINY);
+    place.write("lost.toml", &lost);
+    for flags in ["--ranks 2", "--ranks 2 --in-process"] {
+        let output =
+            place.run(&format!("train lost.toml --run-folder lost{} {flags}", flags.len()));
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.starts_with("error: training failed: the validation loss is"), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        let report = String::from_utf8(output.stdout).unwrap();
+        assert!(report.contains("problem         the validation loss is"), "{report}");
+        let folder = place.path().join(format!("lost{}", flags.len()));
+        assert!(folder.join("metrics.jsonl").exists());
+        assert!(!folder.join("model.safetensors").exists());
+    }
 }

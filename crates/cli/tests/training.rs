@@ -110,6 +110,20 @@ fn a_run_leaves_configuration_metrics_and_named_weights() {
 }
 
 #[test]
+fn a_run_does_not_train_on_what_earlier_runs_left() {
+    let place = Place::new();
+    let text = |flags: &str| {
+        let words = format!("train tiny.toml --json --in-process --steps 1 --data . {flags}");
+        place.events(&words)[0]["text"].clone()
+    };
+    let text = [text(""), text("--run-folder out"), text("")].map(|text| text.to_string());
+    let hash = |text: &str| text.split("sha256").last().unwrap().to_owned();
+    assert_eq!(hash(&text[0]), hash(&text[1]));
+    assert_eq!(hash(&text[0]), hash(&text[2]));
+    assert!(text[2].contains("without 2 hidden files, caches and runs"), "{}", text[2]);
+}
+
+#[test]
 fn people_get_a_table_and_a_sample() {
     let place = Place::new();
     let output = place.run("train tiny.toml --ranks 2 --stage 3 --in-process");

@@ -1,6 +1,5 @@
 //! Documents, split into text to train on and text to validate on.
 
-use std::fmt::Write as _;
 use std::path::Path;
 
 use oxizero_core::{Bytes, Config, Random};
@@ -42,42 +41,51 @@ impl Corpus {
         let fraction = config.data.validation_fraction;
         let (train, validation) = split(documents, fraction, config.train.seed);
         let corpus = Self { train, validation, description };
-        corpus.check_length(config.model.context)?;
+        corpus.check_length(texts.iter().map(Vec::len).sum(), config)?;
         Ok(corpus)
     }
 
-    /// Refuses text in which no sequence and its next byte fit.
-    fn check_length(&self, context: usize) -> Result<(), CliError> {
-        for (text, name) in [(&self.train, "training"), (&self.validation, "validation")] {
-            if text.len() <= context {
-                return Err(CliError::Data(format!(
-                    "the {name} text has {} bytes, fewer than the {} of a sequence \
-                     (model.context = {context}, and the byte to predict); give more text or a \
-                     shorter context",
-                    text.len(),
-                    context + 1,
-                )));
-            }
+    /// Refuses text, of so many bytes before it was split, in which no sequence and its next byte
+    /// fit.
+    fn check_length(&self, bytes: usize, config: &Config) -> Result<(), CliError> {
+        let (context, fraction) = (config.model.context, config.data.validation_fraction);
+        if self.train.len().min(self.validation.len()) > context {
+            return Ok(());
         }
-        Ok(())
+        let needed = ((context + 1) as f64 / fraction.min(1.0 - fraction)).ceil();
+        Err(CliError::Data(format!(
+            "a text of {bytes} bytes is too short: a part of it, data.validation_fraction = \
+             {fraction}, is to validate on, the rest is to train on, and each must have the {} \
+             bytes of a sequence (model.context = {context}, and the byte to predict); give about \
+             {needed} bytes or more, another fraction or a shorter context",
+            context + 1,
+        )))
     }
 }
 
 /// The texts under the path that the user gave, and how to call them.
 fn named(path: &str) -> Result<(Vec<Vec<u8>>, String), CliError> {
-    let TextFiles { texts, skipped } = TextFiles::read(Path::new(path))?;
-    if texts.is_empty() {
-        let skipped = match skipped {
-            0 => String::new(),
-            count => format!(" ({count} files are no UTF-8 text)"),
-        };
-        return Err(CliError::Data(format!("there is no text in `{path}`{skipped}")));
-    }
-    let mut origin = format!("`{path}`");
+    let TextFiles { texts, skipped, left_out } = TextFiles::read(Path::new(path))?;
+    let mut without = Vec::new();
     if skipped > 0 {
-        write!(origin, ", {skipped} files skipped that are no UTF-8 text").expect("a string grows");
+        without.push(format!("{} no UTF-8 text", count(skipped, "file that is", "files that are")));
     }
-    Ok((texts, origin))
+    if left_out > 0 {
+        let what = count(left_out, "hidden file, cache or run", "hidden files, caches and runs");
+        without.push(what);
+    }
+    let without = match without.is_empty() {
+        true => String::new(),
+        false => format!(" without {}", without.join(" and ")),
+    };
+    if texts.is_empty() {
+        return Err(CliError::Data(format!("there is no text in `{path}`{without}")));
+    }
+    Ok((texts, format!("`{path}`{without}")))
+}
+
+fn count(number: usize, one: &str, several: &str) -> String {
+    if number == 1 { format!("1 {one}") } else { format!("{number} {several}") }
 }
 
 fn describe(texts: &[Vec<u8>], origin: &str) -> String {
@@ -89,7 +97,7 @@ fn describe(texts: &[Vec<u8>], origin: &str) -> String {
         bytes += text.len();
     }
     let hash: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-    let files = if texts.len() == 1 { "1 file".into() } else { format!("{} files", texts.len()) };
+    let files = count(texts.len(), "file", "files");
     format!("{origin}: {files}, {}, sha256 {hash}", Bytes(bytes))
 }
 

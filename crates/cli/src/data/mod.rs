@@ -12,3 +12,4 @@ mod sources;
 pub(crate) use batches::{Batches, evaluation_batches};
 pub(crate) use corpus::Corpus;
 pub(crate) use entropy::{bigram_entropy, bits_per_byte};
+pub(crate) use files::read_file;

@@ -1,9 +1,10 @@
 //! The text that needs no download: Rust sources that cargo put on this machine for this build.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::files;
+use super::files::{List, read_file};
 use crate::error::CliError;
 
 /// Packages that every build of this command compiles, whatever the platform, and that people
@@ -49,8 +50,8 @@ pub(super) fn read() -> Result<Vec<Vec<u8>>, CliError> {
                  name a text file or folder with --data PATH"
             ))
         })?;
-        for file in files::list(&folder, &is_hand_written)? {
-            texts.push(fs::read(&file).map_err(CliError::path("read", &file))?);
+        for file in List::of(&folder, &is_hand_written)?.files {
+            texts.push(read_file(&file)?);
         }
     }
     Ok(texts)
@@ -63,13 +64,17 @@ fn is_hand_written(path: &Path) -> bool {
 
 /// Where cargo unpacks packages: one folder a registry.
 fn registries() -> Vec<PathBuf> {
-    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
-    let default = || std::env::home_dir().map(|home| home.join(".cargo"));
-    let Some(home) = home.or_else(default) else { return Vec::new() };
+    let Some(home) = cargo_home(std::env::var_os("CARGO_HOME")) else { return Vec::new() };
     let entries = fs::read_dir(home.join("registry/src")).into_iter().flatten();
     let mut folders: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
     folders.sort();
     folders
+}
+
+/// Cargo's folder, by the variable that may name it; as to cargo, an empty one is none.
+fn cargo_home(variable: Option<OsString>) -> Option<PathBuf> {
+    let named = variable.filter(|path| !path.is_empty()).map(PathBuf::from);
+    named.or_else(|| std::env::home_dir().map(|home| home.join(".cargo")))
 }
 
 /// The version in Cargo.lock; the last where there are several.
@@ -82,6 +87,12 @@ fn version(name: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_empty_variable_names_no_folder() {
+        assert_eq!(cargo_home(Some("/a".into())), Some("/a".into()));
+        assert_eq!(cargo_home(Some("".into())), cargo_home(None));
+    }
 
     #[test]
     fn every_package_is_in_the_lock_file() {

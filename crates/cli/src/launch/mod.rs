@@ -1,10 +1,12 @@
 //! Starts the ranks of a job, and reports the first that fails.
 
+mod failure;
 mod processes;
 mod threads;
 
 use oxizero_core::config::{Launch, RunConfig};
 
+pub(crate) use failure::Blame;
 pub(crate) use processes::{Seat, run_seat};
 
 use crate::error::CliError;

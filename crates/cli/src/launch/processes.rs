@@ -4,11 +4,11 @@
 //! dies with its parent, so that no rank outlives the command, however the command ends.
 
 use std::env;
+use std::ffi::OsString;
+use std::hash::{BuildHasher, RandomState};
 use std::io::{BufRead, BufReader, BufWriter, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
-use std::process::{Child, ChildStderr, Command, ExitCode, ExitStatus, Stdio};
+use std::process::{Child, ChildStderr, ChildStdin, Command, ExitCode, ExitStatus, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -16,8 +16,9 @@ use oxizero_comm::shm;
 use oxizero_core::{Rank, WorldSize};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
+use super::failure::{Blame, Failure, first_cause};
 use super::threads_per_rank;
-use crate::error::CliError;
+use crate::error::{CliError, say};
 use crate::job::Job;
 use crate::rank;
 
@@ -28,27 +29,33 @@ const PARENT: &str = "OXIZERO_PARENT";
 
 /// What a failing rank's last line starts with; the parent shows it once.
 const ERROR_MARK: &str = "oxizero-rank-error: ";
-/// Exit code of a rank that failed only because another one did.
-const CONSEQUENCE: u8 = 3;
 /// How long the others have to see that a rank failed, before they are killed.
 const GRACE: Duration = Duration::from_millis(700);
 const POLL: Duration = Duration::from_millis(10);
 
 /// Starts the ranks, hands them the job, and waits for their end.
 pub(super) fn run(job: &Job) -> Result<(), CliError> {
-    let private = std::fs::Permissions::from_mode(0o700);
-    let folder = tempfile::Builder::new().prefix("oxizero-").permissions(private).tempdir();
-    let folder =
-        folder.map_err(|error| CliError::Start(format!("no temporary folder: {error}")))?;
+    // No other run has this name, and nobody can guess it.
+    let random = RandomState::new().hash_one(std::process::id());
+    let rendezvous = format!("oxizero-{}-{random:016x}", std::process::id());
     let mut ranks = Ranks { running: Vec::new() };
     for rank in 0..job.config.run.ranks {
-        let seat = folder.path().join("rendezvous");
-        ranks.running.push(RankProcess::start(Rank(rank), job, seat)?);
+        ranks.running.push(RankProcess::start(Rank(rank), job, &rendezvous)?);
     }
-    for rank in &mut ranks.running {
-        rank.hand_over(job);
-    }
-    ranks.watch()
+    thread::scope(|scope| {
+        // A rank that does not take its job holds up nobody, and in the end it is killed.
+        for rank in &mut ranks.running {
+            let stdin = rank.child.stdin.take().expect("standard input is piped");
+            scope.spawn(|| hand_over(job, stdin));
+        }
+        ranks.watch()
+    })
+}
+
+fn hand_over(job: &Job, stdin: ChildStdin) {
+    let mut stdin = BufWriter::new(stdin);
+    // A rank that has ended does not take its job; `watch` sees that it ended, and how.
+    let _ended = job.send(&mut stdin).and_then(|()| stdin.flush());
 }
 
 /// Kills what still runs when it is dropped.
@@ -63,16 +70,8 @@ struct RankProcess {
     errors: Option<JoinHandle<Option<String>>>,
 }
 
-/// How a rank failed.
-struct Failure {
-    rank: Rank,
-    why: String,
-    /// Only because another rank failed before.
-    is_consequence: bool,
-}
-
 impl RankProcess {
-    fn start(rank: Rank, job: &Job, rendezvous: PathBuf) -> Result<Self, CliError> {
+    fn start(rank: Rank, job: &Job, rendezvous: &str) -> Result<Self, CliError> {
         let refused = |error| CliError::Start(format!("rank {rank}: {error}"));
         let stdout = if rank == Rank(0) { Stdio::inherit() } else { Stdio::null() };
         let mut child = Command::new(env::current_exe().map_err(refused)?)
@@ -91,26 +90,19 @@ impl RankProcess {
         Ok(Self { rank, child, errors })
     }
 
-    fn hand_over(&mut self, job: &Job) {
-        let stdin = self.child.stdin.take().expect("standard input is piped");
-        let mut stdin = BufWriter::new(stdin);
-        // A rank that has ended does not take its job; `watch` sees that it ended, and how.
-        let _ended = job.send(&mut stdin).and_then(|()| stdin.flush());
-    }
-
     /// How the rank failed, given that it ended with `status`.
     fn failure(&mut self, status: ExitStatus) -> Option<Failure> {
         let said = self.errors.take().and_then(|errors| errors.join().ok().flatten());
         if status.success() {
             return None;
         }
-        let is_consequence = status.code() == Some(CONSEQUENCE.into());
-        let why = match (said, status.signal()) {
-            (_, Some(signal)) => format!("was killed by signal {signal}"),
-            (Some(said), None) => format!("failed: {said}"),
-            (None, None) => format!("ended without a result ({status})"),
-        };
-        Some(Failure { rank: self.rank, why, is_consequence })
+        let blame = Blame::of_exit_code(status.code());
+        let unsaid = |why| Failure { rank: self.rank, why, blame };
+        Some(match (said, status.signal()) {
+            (_, Some(signal)) => unsaid(format!("was killed by signal {signal}")),
+            (Some(said), None) => Failure::new(self.rank, blame, &said),
+            (None, None) => unsaid(format!("ended without a result ({status})")),
+        })
     }
 }
 
@@ -133,8 +125,7 @@ impl Ranks {
             }
             thread::sleep(POLL);
         }
-        let cause = failures.into_iter().min_by_key(|failure| failure.is_consequence);
-        cause.map_or(Ok(()), |Failure { rank, why, .. }| Err(CliError::Rank { rank, why }))
+        first_cause(failures)
     }
 }
 
@@ -164,7 +155,7 @@ fn forward(rank: Rank, stderr: ChildStderr) -> Option<String> {
 pub(crate) struct Seat {
     rank: Rank,
     world_size: WorldSize,
-    rendezvous: PathBuf,
+    rendezvous: OsString,
     parent: Option<Pid>,
 }
 
@@ -175,7 +166,7 @@ impl Seat {
         Some(Self {
             rank: Rank(number(RANK)?),
             world_size: WorldSize::new(number(WORLD_SIZE)?)?,
-            rendezvous: env::var_os(RENDEZVOUS)?.into(),
+            rendezvous: env::var_os(RENDEZVOUS)?,
             parent: number(PARENT).and_then(|pid| Pid::from_raw(pid.try_into().ok()?)),
         })
     }
@@ -188,38 +179,23 @@ pub(crate) fn run_seat(seat: Seat) -> ExitCode {
     if getppid() != seat.parent {
         // The parent died before the line above, or somebody set these variables by hand.
         say(&format!("error: this process is no rank: {PARENT} is not its parent; unset {RANK}"));
-        return ExitCode::from(CONSEQUENCE);
+        return ExitCode::from(Blame::Other.exit_code());
     }
-    let Err((why, code)) = connect_and_run(seat) else { return ExitCode::SUCCESS };
+    let Err((why, blame)) = connect_and_run(seat) else { return ExitCode::SUCCESS };
     say(&format!("{ERROR_MARK}{}", why.replace('\n', " ")));
-    ExitCode::from(code)
+    ExitCode::from(blame.exit_code())
 }
 
-/// Writes to standard error; where nobody listens any more, nothing is lost.
-fn say(line: &str) {
-    let _unheard = writeln!(std::io::stderr(), "{line}");
-}
-
-fn connect_and_run(seat: Seat) -> Result<(), (String, u8)> {
+fn connect_and_run(seat: Seat) -> Result<(), (String, Blame)> {
     let job = Job::receive(&mut std::io::stdin().lock())
-        .map_err(|error| (format!("the job did not arrive: {error}"), CONSEQUENCE))?;
+        .map_err(|error| (format!("the job did not arrive: {error}"), Blame::Other))?;
     let options = shm::Options {
         rank: seat.rank,
         world_size: seat.world_size,
-        socket: seat.rendezvous.clone(),
+        socket: seat.rendezvous,
         deadline: Duration::from_secs_f64(job.config.run.deadline_seconds),
     };
-    let code = |is_consequence| if is_consequence { CONSEQUENCE } else { 1 };
-    let comm = shm::connect(options).map_err(|error| (error.to_string(), code(false)))?;
-    if seat.rank == Rank(0) {
-        forget_rendezvous(&seat.rendezvous);
-    }
-    rank::run(&job, comm).map_err(|error| (error.to_string(), code(error.is_consequence())))
-}
-
-/// All ranks are connected: nothing is left to find at the rendezvous, and its folder would outlive
-/// a parent that is killed. That it is gone already is just as well.
-fn forget_rendezvous(socket: &std::path::Path) {
-    let _gone = std::fs::remove_file(socket);
-    let _gone = socket.parent().map(std::fs::remove_dir);
+    let comm =
+        shm::connect(options).map_err(|error| (error.to_string(), Blame::of_comm(&error)))?;
+    rank::run(&job, comm).map_err(|error| (error.to_string(), error.blame()))
 }

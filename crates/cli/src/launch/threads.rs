@@ -7,6 +7,7 @@ use oxizero_comm::Communicator;
 use oxizero_comm::threads::group_with_deadline;
 use oxizero_core::{Rank, WorldSize};
 
+use super::failure::{Blame, Failure, first_cause};
 use super::threads_per_rank;
 use crate::error::CliError;
 use crate::job::Job;
@@ -22,41 +23,26 @@ pub(super) fn run(job: &Job) -> Result<(), CliError> {
         let start = |comm| scope.spawn(move || run_rank(job, comm, threads));
         let ranks: Vec<_> =
             group_with_deadline(world_size, deadline).into_iter().map(start).collect();
-        let ends: Vec<_> = ranks.into_iter().map(join).collect();
-        first_cause(ends)
+        let failures: Vec<_> = world_size.ranks().zip(ranks).filter_map(join).collect();
+        first_cause(failures)
     })
 }
 
-/// How a rank's thread failed.
-struct Failure {
-    why: String,
-    /// Only because another rank failed before.
-    is_consequence: bool,
+/// Runs one rank; returns how it failed, if it did.
+fn run_rank(job: &Job, comm: Box<dyn Communicator>, threads: usize) -> Option<Failure> {
+    let rank = comm.rank();
+    let pool = match rayon::ThreadPoolBuilder::new().num_threads(threads).build() {
+        Ok(pool) => pool,
+        Err(error) => {
+            let why = format!("cannot start {threads} threads: {error}");
+            return Some(Failure { rank, why, blame: Blame::Own });
+        }
+    };
+    let error: RankError = pool.install(|| rank::run(job, comm)).err()?;
+    Some(Failure::new(rank, error.blame(), &error))
 }
 
-fn run_rank(job: &Job, comm: Box<dyn Communicator>, threads: usize) -> Result<(), Failure> {
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-    let pool = pool.map_err(|error| Failure {
-        why: format!("cannot start {threads} threads: {error}"),
-        is_consequence: false,
-    })?;
-    pool.install(|| rank::run(job, comm)).map_err(|error: RankError| Failure {
-        is_consequence: error.is_consequence(),
-        why: format!("failed: {error}"),
-    })
-}
-
-fn join(rank: ScopedJoinHandle<'_, Result<(), Failure>>) -> Result<(), Failure> {
-    let panicked = || Failure { why: "panicked".into(), is_consequence: false };
-    rank.join().unwrap_or_else(|_| Err(panicked()))
-}
-
-fn first_cause(ends: Vec<Result<(), Failure>>) -> Result<(), CliError> {
-    let failures = ends.into_iter().enumerate();
-    let failures = failures.filter_map(|(rank, end)| Some((Rank(rank), end.err()?)));
-    let cause = failures.min_by_key(|(_, failure)| failure.is_consequence);
-    match cause {
-        Some((rank, Failure { why, .. })) => Err(CliError::Rank { rank, why }),
-        None => Ok(()),
-    }
+fn join((rank, thread): (Rank, ScopedJoinHandle<'_, Option<Failure>>)) -> Option<Failure> {
+    let panicked = || Failure { rank, why: "panicked".into(), blame: Blame::Own };
+    thread.join().unwrap_or_else(|_| Some(panicked()))
 }
