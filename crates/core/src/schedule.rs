@@ -31,6 +31,8 @@ pub enum Event {
     Apply,
     /// The window is given up, wherever it is.
     Discard,
+    /// Weights are about to be written by somebody else than an update.
+    Edit,
 }
 
 /// Something that the engine must do, in this order.
@@ -175,6 +177,7 @@ impl Schedule {
             }
             Event::Boundary => self.reduce_window(actions),
             Event::Apply => self.update(actions),
+            Event::Edit => self.reshard_all(actions),
             Event::Discard => {
                 self.begin_pass(actions);
                 self.sync = self.sync.without_gradients();

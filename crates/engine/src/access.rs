@@ -1,129 +1,250 @@
-//! Whole gradients and weights, read between steps.
+//! Whole gradients, between the window's last backward and its step: read, edited, measured.
+//!
+//! The first call takes the window's gradients to the optimizer's placement and divides them where
+//! they lie; after it the window takes no more gradients. The step that follows gives the same
+//! bits as if nobody had looked. Every rank makes the same calls in the same order.
 
 use std::ops::Range;
 
-use oxizero_core::{Layout, Numel, ParamId, Placement};
-use oxizero_device::{Buffer, View, kernels};
+use oxizero_core::{Numel, ParamId, Placement};
+use oxizero_device::{Buffer, View, ViewMut, kernels};
 
-use crate::bucket::Bucket;
-use crate::gradient::alloc;
+use crate::bucket::{Bucket, Field, overlap};
+use crate::model_grads::ModelGrads;
 use crate::window::{MicroBatch, WindowState};
-use crate::{Engine, EngineError};
+use crate::{Engine, EngineError, GradNorms};
+
+/// The part of a parameter that this rank's optimizer updates.
+#[derive(Clone, Debug)]
+pub struct Local<'a> {
+    /// Which of the parameter's elements; empty where the rank owns none.
+    pub elements: Range<usize>,
+    /// Their values.
+    pub values: View<'a>,
+}
 
 impl Engine {
-    /// The whole gradient of a parameter, between the window's last
-    /// [`backward_end`](Engine::backward_end) and its step; a collective call.
+    /// The whole gradient of a parameter; a collective call.
     ///
     /// It is summed over ranks and micro-batches, divided and unscaled, in the accumulation dtype,
-    /// before clipping. A parameter that no rank used has zeros; `None` for a frozen one. After
-    /// this, the window takes no more gradients.
+    /// before clipping. A parameter that no rank used has zeros; `None` for a frozen one.
     pub fn full_grad(&mut self, param: ParamId) -> Result<Option<Buffer>, EngineError> {
-        let (index, count) = (param.0, self.specs.len());
-        let state = self.params.get(index);
-        let state = state.ok_or(EngineError::Unknown { what: "parameter", index, count })?;
-        let (bucket, slot) = (state.bucket, state.slot);
-        self.check_ready()?;
+        self.begin_access("full_grad", Some(param))?;
+        self.full_field(param, Field::Grad)
+    }
+
+    /// The whole gradients of all parameters; a collective call, of one collective for each dtype
+    /// of accumulators.
+    pub fn full_grads(&mut self) -> Result<ModelGrads, EngineError> {
+        self.begin_access("full_grads", None)?;
+        let mut dtypes: Vec<_> = self.buckets.iter().filter_map(Bucket::grad_dtype).collect();
+        dtypes.sort_unstable();
+        dtypes.dedup();
+        let mut grads = ModelGrads::new(&self.specs);
+        for dtype in dtypes {
+            let of_dtype = |bucket: &Bucket| bucket.grad_dtype() == Some(dtype);
+            let members: Vec<usize> =
+                (0..self.buckets.len()).filter(|index| of_dtype(&self.buckets[*index])).collect();
+            let numel = members.iter().map(|index| self.numel(*index)).sum();
+            let flat = self.gather_grads(&members, Buffer::heap(numel, dtype))?;
+            let flat = grads.add(flat);
+            let mut start = 0;
+            for index in members {
+                let spec = self.buckets[index].spec();
+                for (slot, param) in spec.params.iter().enumerate() {
+                    let at = spec.layout.slot(slot);
+                    grads.place(*param, flat, start + at.start..start + at.end);
+                }
+                start += self.numel(index).0;
+            }
+        }
+        Ok(grads)
+    }
+
+    /// Replaces the whole gradient of a parameter, before clipping; a collective call in which each
+    /// rank takes its part of the values that it was given. A parameter that nobody used is then
+    /// updated too.
+    pub fn set_full_grad(&mut self, param: ParamId, values: View<'_>) -> Result<(), EngineError> {
+        self.check_values(param, values)?;
+        self.begin_access("set_full_grad", Some(param))?;
+        self.write_grad(param, values);
+        Ok(())
+    }
+
+    /// Replaces the gradients of all parameters that `grads` has; a collective call.
+    pub fn set_full_grads(&mut self, grads: &ModelGrads) -> Result<(), EngineError> {
+        let given: Vec<_> = grads.iter().collect();
+        for (param, values) in &given {
+            self.check_values(*param, *values)?;
+        }
+        self.begin_access("set_full_grads", None)?;
+        for (param, values) in given {
+            self.write_grad(param, values);
+        }
+        Ok(())
+    }
+
+    /// Edits the gradients that this rank's optimizer reads, element by element: `edit` is given
+    /// the parameter, which of its elements they are, and their values. A collective call, but no
+    /// gradient travels. Where every rank updates every element, all must edit alike.
+    pub fn map_grads(
+        &mut self,
+        mut edit: impl FnMut(ParamId, Range<usize>, ViewMut<'_>),
+    ) -> Result<(), EngineError> {
+        self.begin_access("map_grads", None)?;
+        for bucket in &mut self.buckets {
+            let Some(owned) = bucket.owned() else { continue };
+            let pieces: Vec<_> = bucket.spec().layout.pieces(owned).collect();
+            for piece in pieces {
+                let param = bucket.spec().params[piece.slot];
+                if let Some(values) = bucket.grad_mut(piece.in_bucket) {
+                    edit(param, piece.in_param, values);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The part of a gradient that this rank's optimizer reads; a collective call. `None` for a
+    /// frozen parameter.
+    pub fn local_grad(&mut self, param: ParamId) -> Result<Option<Local<'_>>, EngineError> {
+        self.begin_access("local_grad", Some(param))?;
+        self.local_field(param, Field::Grad)
+    }
+
+    /// Replaces the part of a gradient that this rank's optimizer reads; a collective call, for
+    /// which each rank hands in as many elements as [`local_grad`](Self::local_grad) gave it.
+    pub fn set_local_grad(&mut self, param: ParamId, values: View<'_>) -> Result<(), EngineError> {
+        let (at, owned) = self.owned_of(param)?;
+        let range = overlap(&at, &owned).unwrap_or(at.start..at.start);
+        if values.numel().0 != range.len() {
+            return Err(self.wrong_numel(param, Numel(range.len()), values.numel()));
+        }
+        self.begin_access("set_local_grad", Some(param))?;
+        if !range.is_empty() {
+            let id = self.params[param.0].bucket;
+            if let Some(target) = self.buckets[id.0].grad_mut(range) {
+                kernels::cast(values, target);
+            }
+        }
+        self.mark_set(param);
+        Ok(())
+    }
+
+    /// The norm of each parameter's gradient, before clipping; a collective call of one small
+    /// exchange.
+    pub fn grad_norms(&mut self) -> Result<GradNorms, EngineError> {
+        self.begin_access("grad_norms", None)?;
+        let norm = self.options.norm;
+        let mut parts = vec![0.0; self.specs.len()];
+        for bucket in &self.buckets {
+            bucket.measure_each(norm, &mut parts);
+        }
+        let bytes: Vec<u8> = parts.iter().flat_map(|part| part.to_le_bytes()).collect();
+        let told = self.comm.exchange(&bytes).map_err(|error| self.fail(error))?;
+        let part = |rank: &Vec<u8>, param: usize| {
+            let bytes = &rank[8 * param..8 * (param + 1)];
+            f64::from_le_bytes(bytes.try_into().expect("a slice of eight bytes"))
+        };
+        let of = |(index, spec): (usize, &oxizero_core::ParamSpec)| {
+            spec.trainable.then(|| norm.of_parts(told.iter().map(|rank| part(rank, index))))
+        };
+        Ok(self.specs.iter().enumerate().map(of).collect())
+    }
+
+    /// Refuses the call at the wrong time, or if the ranks call different things; then reduces
+    /// and divides the window's gradients.
+    fn begin_access(&mut self, call: &str, param: Option<ParamId>) -> Result<(), EngineError> {
+        self.check_alive()?;
+        if let Some(param) = param {
+            self.check_param(param)?;
+        }
+        let ready = self.check_ready();
+        self.agree_call(call, param, ready.is_err())?;
+        ready?;
         self.reduce_window()?;
-        let WindowState::Reduced(reduced) = &self.window.state else {
-            unreachable!("reduce_window() leaves a reduced window")
-        };
-        let divisor = reduced.divisor();
-        let bucket = &self.buckets[bucket.0];
-        if bucket.grad_dtype().is_none() {
-            return Ok(None);
-        }
-        let mut grad = match self.options.stage.optim() {
-            Placement::Sharded => self.gather_slot(bucket, slot, Bucket::grad)?,
-            _ => copy(bucket, slot, Bucket::grad),
-        };
-        kernels::divide(grad.view_mut(), divisor);
-        Ok(Some(grad))
-    }
-
-    /// The whole f32 master weights of a parameter; a collective call, outside of its unit's
-    /// forward and backward. `None` for a frozen one.
-    pub fn full_param(&mut self, param: ParamId) -> Result<Option<Buffer>, EngineError> {
-        let (index, count) = (param.0, self.specs.len());
-        let state = self.params.get(index);
-        let state = state.ok_or(EngineError::Unknown { what: "parameter", index, count })?;
-        let (id, slot) = (state.bucket, state.slot);
-        self.buckets[id.0].gathered()?; // a shard that is being gathered comes back
-        let bucket = &self.buckets[id.0];
-        if !bucket.spec().trainable {
-            return Ok(None);
-        }
-        Ok(Some(match self.options.stage.optim() {
-            Placement::Sharded => self.gather_slot(bucket, slot, Bucket::master)?,
-            _ => copy(bucket, slot, Bucket::master),
-        }))
-    }
-
-    fn backward_ended(&self) -> bool {
-        self.window.micro_batch == MicroBatch::BackwardEnded
+        self.divide_window();
+        Ok(())
     }
 
     fn check_ready(&self) -> Result<(), EngineError> {
         let of = self.options.accumulation;
+        let ended = self.window.micro_batch == MicroBatch::BackwardEnded;
         match self.window.state {
             WindowState::Reduced(_) => Ok(()),
             WindowState::Empty => Err(EngineError::NotReady),
             WindowState::Consumed => Err(EngineError::Consumed),
-            WindowState::Accumulating(n) if n + 1 >= of && self.backward_ended() => Ok(()),
-            WindowState::Accumulating(0) if !self.backward_ended() => Err(EngineError::NotReady),
+            WindowState::Accumulating(n) if self.ends(n + 1) && ended => Ok(()),
+            WindowState::Accumulating(0) if !ended => Err(EngineError::NotReady),
             WindowState::Accumulating(n) => {
-                Err(EngineError::MidWindow { n: n + usize::from(self.backward_ended()), of })
+                Err(EngineError::MidWindow { n: n + usize::from(ended), of })
             }
         }
     }
 
-    /// Gathers the pieces of one parameter, each rank's padded to the longest.
-    fn gather_slot(
-        &self,
-        bucket: &Bucket,
-        slot: usize,
-        elements: Elements,
-    ) -> Result<Buffer, EngineError> {
-        let layout = &bucket.spec().layout;
-        let pieces = pieces(layout, slot);
-        let mine = elements(bucket, pieces[self.comm.rank().0].clone()).expect(TRAINED);
-        let dtype = mine.dtype();
-        let longest = pieces.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
-        let world_size = self.comm.world_size().get();
-        let mut all = alloc(&*self.comm, Numel(longest * world_size), dtype)?;
-        let rank = self.comm.rank().0;
-        let start = rank * longest;
-        kernels::cast(mine, all.range_mut(start..start + pieces[rank].len()));
-        let all = self.comm.all_gather(all)?.wait()?;
-        let mut whole = Buffer::heap(Numel(layout.slot(slot).len()), dtype);
-        let mut end = 0;
-        for (rank, piece) in pieces.iter().enumerate() {
-            let (start, from) = (end, rank * longest);
-            end += piece.len();
-            kernels::cast(all.range(from..from + piece.len()), whole.range_mut(start..end));
+    /// Divides the gradients that this rank's optimizer reads, where they lie.
+    fn divide_window(&mut self) {
+        let WindowState::Reduced(reduced) = &mut self.window.state else { return };
+        let divisor = reduced.divisor();
+        reduced.divided();
+        if divisor == 1.0 {
+            return;
         }
-        Ok(whole)
+        for bucket in &mut self.buckets {
+            let Some(owned) = bucket.owned() else { continue };
+            let pieces: Vec<_> = bucket.spec().layout.pieces(owned).collect();
+            for piece in pieces {
+                if let Some(values) = bucket.grad_mut(piece.in_bucket) {
+                    kernels::divide(values, divisor);
+                }
+            }
+        }
+    }
+
+    /// Fills `flat` with the whole gradients of these buckets, one after the other.
+    fn gather_grads(&mut self, members: &[usize], mut flat: Buffer) -> Result<Buffer, EngineError> {
+        if self.options.stage.optim() == Placement::Replicated {
+            let mut start = 0;
+            for index in members {
+                let bucket = &self.buckets[*index];
+                let all = bucket.spec().layout.all();
+                let end = start + all.len();
+                if let Some(values) = bucket.field(Field::Grad, all) {
+                    kernels::cast(values, flat.range_mut(start..end));
+                }
+                start = end;
+            }
+            return Ok(flat);
+        }
+        let take = |index: &usize| self.buckets[*index].take_grad();
+        let shards = members.iter().filter_map(take).collect();
+        let gathered = self.comm.all_gather_many(shards, flat).and_then(|handle| handle.wait());
+        let (shards, flat) = gathered.map_err(|error| self.fail(error))?;
+        for (index, shard) in members.iter().zip(shards) {
+            self.buckets[*index].give_grad(shard);
+        }
+        Ok(flat)
+    }
+
+    fn numel(&self, bucket: usize) -> Numel {
+        self.buckets[bucket].spec().layout.padded_numel()
+    }
+
+    fn write_grad(&mut self, param: ParamId, values: View<'_>) {
+        let Ok((at, owned)) = self.owned_of(param) else { return };
+        if let Some(range) = overlap(&at, &owned) {
+            let id = self.params[param.0].bucket;
+            let in_param = range.start - at.start..range.end - at.start;
+            if let Some(target) = self.buckets[id.0].grad_mut(range) {
+                kernels::cast(values.range(in_param), target);
+            }
+        }
+        self.mark_set(param);
+    }
+
+    fn mark_set(&mut self, param: ParamId) {
+        if let WindowState::Reduced(reduced) = &mut self.window.state {
+            reduced.set(param);
+        }
     }
 }
-
-/// By rank: the elements of the bucket that belong to the parameter and to the rank; maybe none.
-fn pieces(layout: &Layout, slot: usize) -> Vec<Range<usize>> {
-    let slot = layout.slot(slot);
-    let overlap = |rank| {
-        let shard = layout.shard(rank);
-        let (start, end) = (slot.start.max(shard.start), slot.end.min(shard.end));
-        if start < end { start..end } else { shard.start..shard.start }
-    };
-    layout.world_size().ranks().map(overlap).collect()
-}
-
-fn copy(bucket: &Bucket, slot: usize, elements: Elements) -> Buffer {
-    let elements = elements(bucket, bucket.spec().layout.slot(slot)).expect(TRAINED);
-    let mut copy = Buffer::heap(elements.numel(), elements.dtype());
-    kernels::cast(elements, copy.view_mut());
-    copy
-}
-
-/// What is read of a bucket: elements of a range that this rank owns.
-type Elements = for<'a> fn(&'a Bucket, Range<usize>) -> Option<View<'a>>;
-
-const TRAINED: &str = "the parameter is trained, and its unit not in forward or backward";

@@ -23,26 +23,37 @@ pub enum Boundary {
 }
 
 impl Engine {
-    /// Ends the micro-batch and, when the window is full, updates the weights; a collective call.
-    pub fn step(&mut self) -> Result<StepOutcome, EngineError> {
-        self.step_at(Boundary::Counted)
+    /// Says which steps end the window from now on; all ranks say the same.
+    pub fn set_boundary(&mut self, boundary: Boundary) {
+        self.boundary = boundary;
     }
 
-    /// Ends the micro-batch and, at the boundary, updates the weights; a collective call, in which
-    /// all ranks say the same.
+    /// Ends the micro-batch as [`step`](Self::step) does, with another boundary.
     pub fn step_at(&mut self, boundary: Boundary) -> Result<StepOutcome, EngineError> {
+        let usual = std::mem::replace(&mut self.boundary, boundary);
+        let outcome = self.step();
+        self.boundary = usual;
+        outcome
+    }
+
+    /// Whether a window of `n` micro-batches ends.
+    pub(crate) fn ends(&self, n: usize) -> bool {
+        match self.boundary {
+            Boundary::Counted => n >= self.options.accumulation,
+            Boundary::Now => true,
+            Boundary::Later => false,
+        }
+    }
+
+    /// Ends the micro-batch and, at the window's boundary, updates the weights; a collective call.
+    pub fn step(&mut self) -> Result<StepOutcome, EngineError> {
         self.check_alive()?;
         if self.window.micro_batch != MicroBatch::BackwardEnded {
             return Err(EngineError::NoBackward);
         }
         if let WindowState::Accumulating(n) = self.window.state {
             let (n, of) = (n + 1, self.options.accumulation);
-            let ends = match boundary {
-                Boundary::Counted => n >= of,
-                Boundary::Now => true,
-                Boundary::Later => false,
-            };
-            if !ends {
+            if !self.ends(n) {
                 self.window.state = WindowState::Accumulating(n);
                 self.window.micro_batch = MicroBatch::Open;
                 return Ok(StepOutcome::Accumulated { n, of });

@@ -1,6 +1,8 @@
 //! One bucket: its model weights, master weights, optimizer states and gradient, each at rest where
 //! the stage says.
 
+mod fields;
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -10,12 +12,14 @@ use oxizero_core::{
     model_is_master,
 };
 use oxizero_device::kernels;
-use oxizero_device::{Buffer, View};
+use oxizero_device::Buffer;
 use oxizero_optim::{Gradient as OptimGradient, Hyper, Optimizer, Weights};
 
 use crate::Norm;
 use crate::gradient::{Contribution, Gradient, alloc};
 use crate::step::Unscaled;
+
+pub(crate) use fields::{Field, overlap};
 
 /// The parameters that are communicated together, on this rank.
 #[derive(Debug)]
@@ -194,25 +198,19 @@ impl Bucket {
         bad
     }
 
-    /// The reduced gradient of `range`, elements that this rank owns, and its dtype.
-    pub(crate) fn grad(&self, range: Range<usize>) -> Option<View<'_>> {
-        self.trained.as_ref().map(|trained| trained.grad.view(range, &self.shard))
+    /// Adds each parameter's gradient in this rank's shard, which is divided already, to its part
+    /// of a norm. `parts` go by parameter of the model.
+    pub(crate) fn measure_each(&self, norm: Norm, parts: &mut [f64]) {
+        let Some(trained) = &self.trained else { return };
+        for piece in self.spec.layout.pieces(self.shard.clone()) {
+            let grad = trained.grad.view(piece.in_bucket, &self.shard);
+            norm.measure(grad, 1.0, &mut parts[self.spec.params[piece.slot].0]);
+        }
     }
 
     /// The dtype of the accumulator; `None` for a frozen bucket.
     pub(crate) fn grad_dtype(&self) -> Option<DType> {
         self.trained.as_ref().map(|trained| trained.grad.dtype())
-    }
-
-    /// The f32 master weights of `range`, elements that this rank owns.
-    pub(crate) fn master(&self, range: Range<usize>) -> Option<View<'_>> {
-        let trained = self.trained.as_ref()?;
-        let (buffer, start) = match (&trained.master, &self.model) {
-            (Some(master), _) => (master, trained.owned.start),
-            (None, Model::Replicated(weights)) => (&**weights.as_ref()?, 0),
-            (None, Model::Sharded { shard, .. }) => (shard.as_ref()?, self.shard.start),
-        };
-        Some(buffer.range(offset(&range, start)))
     }
 
     /// Forgets the gradient.
@@ -229,15 +227,7 @@ impl Bucket {
     /// If views of the weights are left; the step has checked that there are none.
     pub(crate) fn update(&mut self, call: &UpdateCall<'_>) {
         let Some(trained) = &mut self.trained else { return };
-        let (model, model_start) = match &mut self.model {
-            Model::Replicated(weights) => {
-                let weights = weights.as_mut().and_then(Arc::get_mut);
-                (weights.expect("the step checked that no view is left"), 0)
-            }
-            Model::Sharded { shard, .. } => {
-                (shard.as_mut().expect("the step runs after reshard"), self.shard.start)
-            }
-        };
+        let (model, model_start) = fields::writable(&mut self.model, self.shard.start);
         let (owned, writes) = (&trained.owned, &self.writes);
         let parts = [
             (owned.start..writes.start, false),

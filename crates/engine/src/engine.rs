@@ -7,6 +7,7 @@ use oxizero_core::{
 };
 use oxizero_device::View;
 
+use crate::boundary::Boundary;
 use crate::bucket::Bucket;
 use crate::gradient::Contribution;
 use crate::ledger::Ledger;
@@ -37,6 +38,7 @@ pub struct Engine {
     pub(crate) missing: Vec<usize>,
     pub(crate) schedule: Schedule,
     pub(crate) window: Window,
+    pub(crate) boundary: Boundary,
     pub(crate) scaler: LossScaler,
     pub(crate) applied_steps: u64,
     pub(crate) ledger: Ledger,
@@ -110,6 +112,7 @@ impl Engine {
             order,
             buckets,
             window: Window::new(WindowState::Empty),
+            boundary: Boundary::Counted,
             scaler,
             applied_steps: 0,
             ledger: Ledger::default(),

@@ -62,6 +62,25 @@ pub enum EngineError {
         /// Why not, and what to do.
         why: String,
     },
+    /// Ranks called different things, or the same for different parameters.
+    #[error(
+        "rank {rank} did not make the same call as this rank, which asked for {call}; every rank \
+         makes the same calls in the same order"
+    )]
+    CallsDiffer {
+        /// The first rank that differs.
+        rank: Rank,
+        /// This rank's call.
+        call: String,
+    },
+    /// A state that the optimizer does not keep.
+    #[error("the optimizer keeps no state `{name}`; it keeps: {kept}")]
+    UnknownState {
+        /// What was asked for.
+        name: String,
+        /// The states that there are.
+        kept: String,
+    },
     /// `step` without `backward_end` before it.
     #[error("step() ends a micro-batch, but backward_end() was not called since the last step()")]
     NoBackward,

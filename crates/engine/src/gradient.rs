@@ -6,10 +6,10 @@
 
 use std::ops::Range;
 
-use oxizero_comm::{CommError, Communicator, ReduceScatter, ReduceTarget, redistribute};
+use oxizero_comm::{CommError, Communicator, OwnShard, ReduceScatter, ReduceTarget, redistribute};
 use oxizero_core::{BucketSpec, Bytes, DType, Layout, Numel, Placement, Precision, Stage};
 use oxizero_device::kernels::{self, Combine};
-use oxizero_device::{Buffer, View};
+use oxizero_device::{Buffer, View, ViewMut};
 
 /// One bucket's gradient on this rank.
 #[derive(Debug)]
@@ -170,12 +170,32 @@ impl Gradient {
     pub(crate) fn view(&self, range: Range<usize>, shard: &Range<usize>) -> View<'_> {
         match &self.shard {
             Some(buffer) => buffer.range(range.start - shard.start..range.end - shard.start),
-            None => self.full().range(range),
+            None => self.partial.as_ref().expect(PARTIAL).range(range),
         }
     }
 
-    fn full(&self) -> &Buffer {
-        self.partial.as_ref().expect("gradients that rest partial have a buffer between steps")
+    /// The same, for writing.
+    pub(crate) fn view_mut(&mut self, range: Range<usize>, shard: &Range<usize>) -> ViewMut<'_> {
+        match &mut self.shard {
+            Some(buffer) => buffer.range_mut(range.start - shard.start..range.end - shard.start),
+            None => self.partial.as_mut().expect(PARTIAL).range_mut(range),
+        }
+    }
+
+    /// The buffer that holds the reduced elements of `shard`, and where.
+    pub(crate) fn take(&mut self, shard: &Range<usize>) -> OwnShard {
+        match self.shard.take() {
+            Some(buffer) => OwnShard { own: 0..buffer.numel().0, buffer },
+            None => OwnShard { buffer: self.partial.take().expect(PARTIAL), own: shard.clone() },
+        }
+    }
+
+    /// Takes back what [`take`](Self::take) gave away.
+    pub(crate) fn give(&mut self, buffer: Buffer) {
+        match self.rest {
+            Placement::Sharded => self.shard = Some(buffer),
+            _ => self.partial = Some(buffer),
+        }
     }
 
     /// Forgets everything: the next contribution starts a new window.
@@ -201,6 +221,8 @@ impl Gradient {
         }
     }
 }
+
+const PARTIAL: &str = "gradients that rest partial have a buffer between steps";
 
 /// What travels, and what stays behind.
 struct Sent {

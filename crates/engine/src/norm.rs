@@ -14,7 +14,7 @@ pub enum Norm {
 
 impl Norm {
     /// Adds the quotients of `grad` and `divisor` to `part`, which starts at 0. Returns whether all
-    /// of them are finite; if not, the part means nothing.
+    /// of them are finite; if not, the part is not either.
     pub(crate) fn measure(self, grad: View<'_>, divisor: f32, part: &mut f64) -> bool {
         match self {
             Self::Two => {
@@ -24,7 +24,7 @@ impl Norm {
             }
             Self::Infinity => {
                 let largest = kernels::divided_largest(grad, divisor);
-                *part = part.max(f64::from(largest));
+                *part = larger(*part, f64::from(largest));
                 largest.is_finite()
             }
         }
@@ -34,9 +34,14 @@ impl Norm {
     pub(crate) fn of_parts(self, parts: impl Iterator<Item = f64>) -> f64 {
         match self {
             Self::Two => parts.sum::<f64>().sqrt(),
-            Self::Infinity => parts.fold(0.0, f64::max),
+            Self::Infinity => parts.fold(0.0, larger),
         }
     }
+}
+
+/// Not a number if one of them is none; [`f64::max`] would forget it.
+fn larger(first: f64, second: f64) -> f64 {
+    if first.is_nan() || first >= second { first } else { second }
 }
 
 #[cfg(test)]
@@ -51,6 +56,8 @@ mod tests {
             assert!(norm.measure(View::F32(&[0.0, -8.0]), 2.0, &mut parts[2]));
             assert_eq!(norm.of_parts(parts.into_iter()), expected);
             assert!(!norm.measure(View::F32(&[1.0, f32::NAN, 2.0]), 2.0, &mut parts[0]));
+            assert!(norm.measure(View::F32(&[3.0]), 2.0, &mut parts[0]));
+            assert!(norm.of_parts(parts.into_iter()).is_nan());
         }
     }
 }

@@ -85,9 +85,7 @@ pub(crate) fn agree(
     let mut text = String::new();
     write!(text, "{options:?} {optimizer:?} {order:?} {specs:?}")
         .expect("writing to a string does not fail");
-    // FNV-1a: a fingerprint for comparison, not for security.
-    let fnv = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-    let hash = text.as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, fnv);
+    let hash = fingerprint(&text);
     let hashes = comm.exchange(&hash.to_le_bytes())?;
     match hashes.iter().position(|other| *other != hashes[0]) {
         Some(rank) => Err(EngineError::SetupDiffers { rank: Rank(rank) }),
@@ -162,4 +160,10 @@ pub(crate) fn expected(specs: &[ParamSpec], buckets: &[Bucket]) -> Vec<usize> {
     let of_bucket =
         |bucket: &Bucket| bucket.spec().params.iter().map(|p| specs[p.0].contributions).sum();
     buckets.iter().map(of_bucket).collect()
+}
+
+/// FNV-1a, for comparison and not for security.
+pub(crate) fn fingerprint(text: &str) -> u64 {
+    let fnv = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    text.as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, fnv)
 }

@@ -38,6 +38,16 @@ impl Reduced {
         self.divisor
     }
 
+    /// The elements were divided where they lie, each rounded once.
+    pub(crate) fn divided(&mut self) {
+        self.divisor = 1.0;
+    }
+
+    /// A parameter was given a gradient, whether any rank had used it or not.
+    pub(crate) fn set(&mut self, param: ParamId) {
+        self.used[param.0] = true;
+    }
+
     /// The parameter and rank whose gradient made the sum of `owned` infinite or NaN; that itself
     /// where finite gradients overflowed.
     pub(crate) fn blame(&self, owned: (ParamId, Rank)) -> (ParamId, Rank) {

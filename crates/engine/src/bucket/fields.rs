@@ -1,0 +1,111 @@
+//! What a bucket lets be read and written between steps: elements that this rank owns.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use oxizero_comm::OwnShard;
+use oxizero_device::{Buffer, View, ViewMut, kernels};
+
+use super::{Bucket, Model, offset};
+
+/// What is kept of each element of a trained parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Field {
+    /// The reduced gradient.
+    Grad,
+    /// The f32 master weight.
+    Master,
+    /// The optimizer's f32 state with this index.
+    State(usize),
+}
+
+impl Bucket {
+    /// The elements that this rank's optimizer updates; `None` for a frozen bucket.
+    pub(crate) fn owned(&self) -> Option<Range<usize>> {
+        self.trained.as_ref().map(|trained| trained.owned.clone())
+    }
+
+    /// A field of `range`, owned elements; `None` for a frozen bucket.
+    pub(crate) fn field(&self, field: Field, range: Range<usize>) -> Option<View<'_>> {
+        let trained = self.trained.as_ref()?;
+        let (buffer, start) = match (field, &trained.master, &self.model) {
+            (Field::Grad, ..) => return Some(trained.grad.view(range, &self.shard)),
+            (Field::State(index), ..) => (&trained.states[index], trained.owned.start),
+            (Field::Master, Some(master), _) => (master, trained.owned.start),
+            (Field::Master, None, Model::Replicated(weights)) => (&**weights.as_ref()?, 0),
+            (Field::Master, None, Model::Sharded { shard, .. }) => {
+                (shard.as_ref()?, self.shard.start)
+            }
+        };
+        Some(buffer.range(offset(&range, start)))
+    }
+
+    /// The reduced gradient of `range`, owned elements, for writing.
+    pub(crate) fn grad_mut(&mut self, range: Range<usize>) -> Option<ViewMut<'_>> {
+        let trained = self.trained.as_mut()?;
+        Some(trained.grad.view_mut(range, &self.shard))
+    }
+
+    /// The optimizer's state `index` of `range`, owned elements, for writing.
+    pub(crate) fn state_mut(&mut self, index: usize, range: Range<usize>) -> Option<ViewMut<'_>> {
+        let trained = self.trained.as_mut()?;
+        let range = offset(&range, trained.owned.start);
+        Some(trained.states[index].range_mut(range))
+    }
+
+    /// Lends this rank's shard of the reduced gradient to a collective.
+    pub(crate) fn take_grad(&mut self) -> Option<OwnShard> {
+        let trained = self.trained.as_mut()?;
+        Some(trained.grad.take(&self.shard))
+    }
+
+    /// Takes back what [`take_grad`](Self::take_grad) lent.
+    pub(crate) fn give_grad(&mut self, shard: OwnShard) {
+        if let Some(trained) = &mut self.trained {
+            trained.grad.give(shard.buffer);
+        }
+    }
+
+    /// Writes the master weights of the parameter in `slot`, as far as this rank owns them, and
+    /// the model weights that it writes. `values` are the whole parameter's.
+    ///
+    /// # Panics
+    ///
+    /// If views of the weights are left; the caller has checked that there are none.
+    pub(crate) fn write_weights(&mut self, slot: usize, values: View<'_>) {
+        let Some(trained) = &mut self.trained else { return };
+        let owned = trained.owned.clone();
+        let at = self.spec.layout.slot(slot);
+        if let (Some(master), Some(range)) = (&mut trained.master, overlap(&at, &owned)) {
+            let target = master.range_mut(offset(&range, owned.start));
+            kernels::cast(values.range(offset(&range, at.start)), target);
+        }
+        let Some(range) = overlap(&at, &self.writes) else { return };
+        let values = values.range(offset(&range, at.start));
+        let (model, start) = writable(&mut self.model, self.shard.start);
+        kernels::cast(values, model.range_mut(offset(&range, start)));
+    }
+}
+
+/// The model weights that rest on this rank, and the element of the bucket that they start with.
+///
+/// # Panics
+///
+/// If they are viewed, or being gathered.
+pub(super) fn writable(model: &mut Model, shard_start: usize) -> (&mut Buffer, usize) {
+    match model {
+        Model::Replicated(weights) => {
+            let weights = weights.as_mut().and_then(Arc::get_mut);
+            (weights.expect("the caller checked that no view is left"), 0)
+        }
+        Model::Sharded { shard, .. } => {
+            (shard.as_mut().expect("weights are written after reshard"), shard_start)
+        }
+    }
+}
+
+/// What is in both, if anything is.
+pub(crate) fn overlap(a: &Range<usize>, b: &Range<usize>) -> Option<Range<usize>> {
+    let (start, end) = (a.start.max(b.start), a.end.min(b.end));
+    (start < end).then_some(start..end)
+}

@@ -1,0 +1,250 @@
+//! Whole master weights and optimizer states, read and written between steps; and what reading and
+//! writing a parameter has in common.
+//!
+//! Every rank makes the same calls in the same order.
+
+use std::ops::Range;
+
+use oxizero_core::{Event, Layout, Numel, ParamId, Placement};
+use oxizero_device::{Buffer, View, kernels};
+
+use crate::access::Local;
+use crate::bucket::{Bucket, Field, overlap};
+use crate::gradient::alloc;
+use crate::setup::fingerprint;
+use crate::{Engine, EngineError};
+
+impl Engine {
+    /// The whole f32 master weights of a parameter; a collective call. `None` for a frozen one.
+    pub fn full_param(&mut self, param: ParamId) -> Result<Option<Buffer>, EngineError> {
+        self.begin_call("full_param", param)?;
+        self.full_field(param, Field::Master)
+    }
+
+    /// Replaces the master weights of a parameter, and with them its model weights; a collective
+    /// call in which each rank takes its part of the values that it was given.
+    pub fn set_full_param(&mut self, param: ParamId, values: View<'_>) -> Result<(), EngineError> {
+        self.check_values(param, values)?;
+        self.run(Event::Edit)?;
+        let id = self.params[param.0].bucket;
+        let exclusive = self.buckets[id.0].is_exclusive();
+        self.agree_call("set_full_param", Some(param), !exclusive)?;
+        if !exclusive {
+            return Err(EngineError::WeightsInUse { param: self.specs[param.0].name.clone() });
+        }
+        let slot = self.params[param.0].slot;
+        self.buckets[id.0].write_weights(slot, values);
+        self.on_bucket(id, |bucket, comm| bucket.publish(comm))
+    }
+
+    /// The part of the f32 master weights that this rank's optimizer updates. `None` for a frozen
+    /// parameter.
+    pub fn local_param(&mut self, param: ParamId) -> Result<Option<Local<'_>>, EngineError> {
+        self.check_param(param)?;
+        self.settle(param)?;
+        self.local_field(param, Field::Master)
+    }
+
+    /// A whole f32 state that the optimizer keeps of a parameter, by its name in torch such as
+    /// `exp_avg`; a collective call. `None` for a frozen parameter.
+    pub fn full_state(
+        &mut self,
+        param: ParamId,
+        name: &str,
+    ) -> Result<Option<Buffer>, EngineError> {
+        let state = self.state(name)?;
+        self.begin_call(name, param)?;
+        self.full_field(param, state)
+    }
+
+    /// Replaces a state of a parameter; a collective call in which each rank takes its part of the
+    /// values that it was given.
+    pub fn set_full_state(
+        &mut self,
+        param: ParamId,
+        name: &str,
+        values: View<'_>,
+    ) -> Result<(), EngineError> {
+        let Field::State(index) = self.state(name)? else { return Ok(()) };
+        self.check_values(param, values)?;
+        self.begin_call(name, param)?;
+        let (at, owned) = self.owned_of(param)?;
+        if let Some(range) = overlap(&at, &owned) {
+            let id = self.params[param.0].bucket;
+            let in_param = range.start - at.start..range.end - at.start;
+            if let Some(target) = self.buckets[id.0].state_mut(index, range) {
+                kernels::cast(values.range(in_param), target);
+            }
+        }
+        Ok(())
+    }
+
+    /// The part of a state that this rank's optimizer updates. `None` for a frozen parameter.
+    pub fn local_state(
+        &mut self,
+        param: ParamId,
+        name: &str,
+    ) -> Result<Option<Local<'_>>, EngineError> {
+        let state = self.state(name)?;
+        self.check_param(param)?;
+        self.local_field(param, state)
+    }
+
+    fn state(&self, name: &str) -> Result<Field, EngineError> {
+        let names = self.optimizer.rule.state_names();
+        let index = names.iter().position(|known| *known == name);
+        index
+            .map(Field::State)
+            .ok_or_else(|| EngineError::UnknownState { name: name.into(), kept: names.join(", ") })
+    }
+
+    fn begin_call(&mut self, call: &str, param: ParamId) -> Result<(), EngineError> {
+        self.check_alive()?;
+        self.check_param(param)?;
+        self.agree_call(call, Some(param), false)?;
+        self.settle(param)
+    }
+
+    /// Waits for weights of the parameter's bucket that are on their way.
+    fn settle(&mut self, param: ParamId) -> Result<(), EngineError> {
+        let id = self.params[param.0].bucket;
+        self.on_bucket(id, |bucket, _| bucket.gathered().map(drop))
+    }
+
+    /// Compares a call across ranks. An error of one rank is an error of all.
+    pub(crate) fn agree_call(
+        &mut self,
+        call: &str,
+        param: Option<ParamId>,
+        refuses: bool,
+    ) -> Result<(), EngineError> {
+        let call = match param {
+            Some(param) => format!("{call} of `{}`", self.specs[param.0].name),
+            None => call.to_owned(),
+        };
+        let mut words = [0; 16];
+        words[..8].copy_from_slice(&fingerprint(&call).to_le_bytes());
+        words[8] = u8::from(refuses);
+        let told = self.comm.exchange(&words).map_err(|error| self.fail(error))?;
+        let ranks = || told.iter().zip(self.comm.world_size().ranks());
+        if let Some((_, rank)) = ranks().find(|(other, _)| other[..8] != words[..8]) {
+            return Err(EngineError::CallsDiffer { rank, call });
+        }
+        match ranks().find(|(other, _)| other[8] != 0) {
+            // This rank's own reason is the better one.
+            Some((_, rank)) if !refuses => Err(EngineError::PeerRefused { rank }),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn check_param(&self, param: ParamId) -> Result<(), EngineError> {
+        let (index, count) = (param.0, self.specs.len());
+        let known = index < count;
+        known.then_some(()).ok_or(EngineError::Unknown { what: "parameter", index, count })
+    }
+
+    /// Refuses values that are not a trained parameter's.
+    pub(crate) fn check_values(&self, param: ParamId, values: View<'_>) -> Result<(), EngineError> {
+        self.owned_of(param)?;
+        let expected = self.specs[param.0].numel();
+        if values.numel() != expected {
+            return Err(self.wrong_numel(param, expected, values.numel()));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn wrong_numel(&self, param: ParamId, expected: Numel, got: Numel) -> EngineError {
+        EngineError::GradNumel { param: self.specs[param.0].name.clone(), expected, got }
+    }
+
+    /// Where a trained parameter lies in its bucket, and what this rank's optimizer updates there.
+    pub(crate) fn owned_of(
+        &self,
+        param: ParamId,
+    ) -> Result<(Range<usize>, Range<usize>), EngineError> {
+        self.check_param(param)?;
+        let state = &self.params[param.0];
+        let bucket = &self.buckets[state.bucket.0];
+        let owned = bucket.owned().ok_or_else(|| EngineError::Param {
+            param: self.specs[param.0].name.clone(),
+            problem: "it is frozen, and has no gradient, master weights or states".into(),
+        })?;
+        Ok((bucket.spec().layout.slot(state.slot), owned))
+    }
+
+    pub(crate) fn local_field(
+        &self,
+        param: ParamId,
+        field: Field,
+    ) -> Result<Option<Local<'_>>, EngineError> {
+        let state = &self.params[param.0];
+        let bucket = &self.buckets[state.bucket.0];
+        let Some(owned) = bucket.owned() else { return Ok(None) };
+        let at = bucket.spec().layout.slot(state.slot);
+        let range = overlap(&at, &owned).unwrap_or(owned.start..owned.start);
+        let elements = match range.is_empty() {
+            true => 0..0,
+            false => range.start - at.start..range.end - at.start,
+        };
+        Ok(bucket.field(field, range).map(|values| Local { elements, values }))
+    }
+
+    /// A whole field of one parameter, on every rank.
+    pub(crate) fn full_field(
+        &mut self,
+        param: ParamId,
+        field: Field,
+    ) -> Result<Option<Buffer>, EngineError> {
+        let state = &self.params[param.0];
+        let (bucket, slot) = (&self.buckets[state.bucket.0], state.slot);
+        if !bucket.spec().trainable {
+            return Ok(None);
+        }
+        if self.options.stage.optim() == Placement::Sharded {
+            return self.gather_slot(bucket, slot, field).map(Some);
+        }
+        let whole = bucket.field(field, bucket.spec().layout.slot(slot)).expect(TRAINED);
+        let mut copy = Buffer::heap(whole.numel(), whole.dtype());
+        kernels::cast(whole, copy.view_mut());
+        Ok(Some(copy))
+    }
+
+    /// Gathers the pieces of one parameter, each rank's padded to the longest.
+    fn gather_slot(
+        &self,
+        bucket: &Bucket,
+        slot: usize,
+        field: Field,
+    ) -> Result<Buffer, EngineError> {
+        let layout = &bucket.spec().layout;
+        let pieces = pieces(layout, slot);
+        let rank = self.comm.rank().0;
+        let mine = bucket.field(field, pieces[rank].clone()).expect(TRAINED);
+        let dtype = mine.dtype();
+        let longest = pieces.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
+        let mut all = alloc(&*self.comm, Numel(longest * pieces.len()), dtype)?;
+        let start = rank * longest;
+        kernels::cast(mine, all.range_mut(start..start + pieces[rank].len()));
+        let all = self.comm.all_gather(all)?.wait()?;
+        let mut whole = Buffer::heap(Numel(layout.slot(slot).len()), dtype);
+        let mut end = 0;
+        for (rank, piece) in pieces.iter().enumerate() {
+            let (start, from) = (end, rank * longest);
+            end += piece.len();
+            kernels::cast(all.range(from..from + piece.len()), whole.range_mut(start..end));
+        }
+        Ok(whole)
+    }
+}
+
+/// By rank: the elements of the bucket that belong to the parameter and to the rank; maybe none.
+fn pieces(layout: &Layout, slot: usize) -> Vec<Range<usize>> {
+    let slot = layout.slot(slot);
+    let of = |rank| {
+        let shard = layout.shard(rank);
+        overlap(&slot, &shard).unwrap_or(shard.start..shard.start)
+    };
+    layout.world_size().ranks().map(of).collect()
+}
+
+const TRAINED: &str = "the parameter is trained, and its weights are not on their way";
