@@ -5,7 +5,8 @@ use std::ops::Range;
 use half::{bf16, f16};
 use oxizero_core::{DType, Numel};
 use oxizero_device::kernels::{
-    Combine, accumulate, cast, divide, divided_largest, divided_squares, holds, tree_sum,
+    Combine, Power, accumulate, cast, divide, divided_largest, divided_powers, divided_squares,
+    holds, tree_sum,
 };
 use oxizero_device::{Buffer, View, ViewMut};
 use proptest::prelude::*;
@@ -281,6 +282,17 @@ fn a_norm_of_narrow_elements_is_not_narrow() {
     assert_eq!(divided_squares(View::Bf16(&ones), 1.0).sum.sqrt(), 64.0);
     let large = [f16::from_f32(300.0)];
     assert_eq!(divided_squares(View::F16(&large), 1.0).sum.sqrt(), 300.0);
+}
+
+#[test]
+fn powers_are_of_magnitudes() {
+    let values: Vec<f32> = (0..700).map(|i| (i % 5) as f32 - 2.0).collect();
+    for (power, sum) in [(Power::One, 840.0), (Power::Two, 1400.0), (Power::Three, 2520.0)] {
+        assert_eq!(divided_powers(View::F32(&values), 1.0, power).sum, sum);
+    }
+    let huge = divided_powers(View::F32(&[f32::MAX; 600]), 1.0, Power::Three);
+    assert!(huge.finite && huge.sum > 1e117);
+    assert!(!divided_powers(View::F32(&[f32::NAN]), 1.0, Power::One).finite);
 }
 
 #[test]

@@ -11,8 +11,8 @@ use oxizero_core::{
     BucketSpec, Bytes, DType, Layout, Numel, ParamId, Placement, Precision, RoleBytes, Stage,
     model_is_master,
 };
-use oxizero_device::kernels;
 use oxizero_device::Buffer;
+use oxizero_device::kernels;
 use oxizero_optim::{Gradient as OptimGradient, Hyper, Optimizer, Weights};
 
 use crate::Norm;

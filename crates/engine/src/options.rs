@@ -60,6 +60,14 @@ impl EngineOptions {
         if self.accumulation == 0 {
             return refuse("accumulation", "0".into(), "1 or more micro-batches");
         }
+        if matches!(self.loss_scaling, LossScaling::Dynamic(_)) && !self.check_finite {
+            return Err(ConfigError::Conflict {
+                first: "loss_scaling = dynamic".into(),
+                second: "check_finite = false".into(),
+                advice: "overflows that nobody sees never lower the scale; check, or fix the scale"
+                    .into(),
+            });
+        }
         match self.clip_norm {
             Some(norm) if !(norm > 0.0 && (norm as f32).is_normal()) => {
                 refuse("clip_norm", norm.to_string(), "a number above 0 that is an f32, or none")

@@ -6,15 +6,15 @@ use super::cast::{as_f32, narrow, widen};
 use super::{BLOCK, blocks};
 use crate::{View, ViewMut};
 
-/// Partial sums of squares that run beside each other, so that additions need not wait for the one
+/// Partial sums of powers that run beside each other, so that additions need not wait for the one
 /// before.
 const LANES: usize = 16;
 const _: () = assert!(BLOCK.is_multiple_of(LANES), "a block starts at the first lane");
 
 /// What one pass over a gradient found.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Squares {
-    /// The sum of the squares of the divided elements, in f64.
+pub struct Powers {
+    /// The sum of the powers of the divided elements' magnitudes, in f64.
     ///
     /// Element `i` is added, in order, to lane `i % 16`; then the lanes are added from the first to
     /// the last. The sum depends on the elements alone, not on where they lie or who computes.
@@ -23,29 +23,57 @@ pub struct Squares {
     pub finite: bool,
 }
 
-/// Divides each element by `divisor` in registers, and returns the squares of the quotients.
-pub fn divided_squares(grad: View<'_>, divisor: f32) -> Squares {
+/// Which power of an element's magnitude is summed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Power {
+    /// The magnitude itself.
+    One,
+    /// Its square.
+    Two,
+    /// Its cube.
+    Three,
+}
+
+/// Divides each element by `divisor` in registers, and returns the powers of the quotients.
+pub fn divided_powers(grad: View<'_>, divisor: f32, power: Power) -> Powers {
+    match power {
+        Power::One => sum_of(grad, divisor, magnitude),
+        Power::Two => sum_of(grad, divisor, square),
+        Power::Three => sum_of(grad, divisor, |quotient| square(quotient) * magnitude(quotient)),
+    }
+}
+
+/// [`divided_powers`] for squares.
+pub fn divided_squares(grad: View<'_>, divisor: f32) -> Powers {
+    divided_powers(grad, divisor, Power::Two)
+}
+
+fn sum_of(grad: View<'_>, divisor: f32, term: impl Fn(f32) -> f64 + Copy) -> Powers {
     let mut lanes = [0.0; LANES];
     let mut wide = [0.0; BLOCK];
     for block in blocks(grad.numel().0) {
-        add_squares(as_f32(grad.range(block), &mut wide), divisor, &mut lanes);
+        add_terms(as_f32(grad.range(block), &mut wide), divisor, term, &mut lanes);
     }
     let sum = lanes.iter().sum::<f64>();
-    // The square of the largest f32 is 2^256, so a sum of squares in f64 overflows only after 2^768
-    // of them; it is infinite or NaN only if a quotient was.
-    Squares { sum, finite: sum.is_finite() }
+    // The cube of the largest f32 is 2^384, so a sum of powers in f64 overflows only after 2^640 of
+    // them; it is infinite or NaN only if a quotient was.
+    Powers { sum, finite: sum.is_finite() }
 }
 
-fn add_squares(values: &[f32], divisor: f32, lanes: &mut [f64; LANES]) {
+fn add_terms(values: &[f32], divisor: f32, term: impl Fn(f32) -> f64, lanes: &mut [f64; LANES]) {
     let (rows, rest) = values.as_chunks::<LANES>();
     for row in rows {
         for (lane, value) in lanes.iter_mut().zip(row) {
-            *lane += square(value / divisor);
+            *lane += term(value / divisor);
         }
     }
     for (lane, value) in lanes.iter_mut().zip(rest) {
-        *lane += square(value / divisor);
+        *lane += term(value / divisor);
     }
+}
+
+fn magnitude(value: f32) -> f64 {
+    f64::from(value).abs()
 }
 
 /// Divides each element by `divisor` in registers, and returns the largest magnitude of the

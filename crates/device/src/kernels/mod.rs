@@ -9,7 +9,7 @@ mod divide;
 mod sum;
 
 pub use cast::cast;
-pub use divide::{Squares, divide, divided_largest, divided_squares};
+pub use divide::{Power, Powers, divide, divided_largest, divided_powers, divided_squares};
 pub use sum::{Combine, accumulate, tree_sum};
 
 use std::ops::Range;
