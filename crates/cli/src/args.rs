@@ -10,9 +10,13 @@ use oxizero_core::{Config, Stage};
 use crate::data::read_file;
 use crate::error::CliError;
 
+const EXIT_CODES: &str = "\
+Exit codes: 0 done, 1 the run failed, 2 the arguments, the configuration or the text were refused,
+141 nobody reads the output any more.";
+
 /// Trains models sharded over ranks: ZeRO stages 0 to 3.
 #[derive(Debug, Parser)]
-#[command(name = "oxizero", version, arg_required_else_help = true)]
+#[command(name = "oxizero", version, arg_required_else_help = true, after_help = EXIT_CODES)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Command,

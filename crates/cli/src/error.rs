@@ -67,7 +67,7 @@ impl CliError {
     /// it is that of a shell for a command that the system ends for the same reason (SIGPIPE).
     pub(crate) fn report(&self) -> ExitCode {
         if !matches!(self, Self::Closed) {
-            say(&format!("error: {self}"));
+            say(&format!("error: {}", one_line(&self.to_string())));
         }
         match self {
             Self::Config(_) | Self::ConfigFile { .. } | Self::Path { .. } | Self::Data(_) => {
@@ -107,6 +107,15 @@ impl CliError {
 /// Writes to standard error; where nobody listens any more, nothing is lost.
 pub(crate) fn say(line: &str) {
     let _unheard = writeln!(io::stderr(), "{line}");
+}
+
+/// The text with its control characters escaped, such as line ends in a path.
+fn one_line(text: &str) -> String {
+    let shown = |c: char| match c.is_control() {
+        true => c.escape_default().to_string(),
+        false => c.to_string(),
+    };
+    text.chars().map(shown).collect()
 }
 
 /// The system's message without its number, as a part of a sentence.

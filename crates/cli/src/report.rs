@@ -67,7 +67,7 @@ pub(crate) fn role_rows(held: RoleBytes, data_parallel: RoleBytes) -> Vec<RoleRo
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let title = format!("bytes a rank of {}, at most", self.ranks);
-        let stage = format!("stage {}, seen", self.stage);
+        let stage = format!("stage {}, measured", self.stage);
         write_roles(f, &title, [&stage, "data-parallel, planned"], &self.memory)?;
         if let Some(bytes) = self.proportional_set_bytes {
             let bytes = Bytes(bytes).to_string();

@@ -90,6 +90,14 @@ fn missing_and_unfit_text_is_refused() {
 }
 
 #[test]
+fn a_path_with_a_line_end_is_shown_on_one_line() {
+    let place = Place::new();
+    place.write("tiny.toml", &TINY.replace("text.txt", "a\\nb"));
+    let said = refusal(&place, "train tiny.toml");
+    assert!(said.contains("`a\\nb`"), "{said}");
+}
+
+#[test]
 fn a_refusal_that_nobody_can_hear_is_one_still() {
     let place = Place::new();
     let (reader, writer) = std::io::pipe().unwrap();
