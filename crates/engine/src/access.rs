@@ -36,18 +36,31 @@ impl Engine {
     /// The whole gradients of all parameters; a collective call, of one collective for each dtype
     /// of accumulators.
     pub fn full_grads(&mut self) -> Result<ModelGrads, EngineError> {
+        let mut grads = ModelGrads::default();
+        self.full_grads_into(&mut grads)?;
+        Ok(grads)
+    }
+
+    /// The same, in the memory of `grads` where it fits, such as that of an earlier window: the
+    /// system takes about as long to hand out fresh memory as it takes to fill it. After an error
+    /// `grads` may be empty.
+    pub fn full_grads_into(&mut self, grads: &mut ModelGrads) -> Result<(), EngineError> {
         self.begin_access("full_grads", None)?;
         let mut dtypes: Vec<_> = self.buckets.iter().filter_map(Bucket::grad_dtype).collect();
         dtypes.sort_unstable();
         dtypes.dedup();
-        let mut grads = ModelGrads::new(&self.specs);
+        let mut old = std::mem::replace(grads, ModelGrads::new(&self.specs)).into_flats();
         for dtype in dtypes {
             let of_dtype = |bucket: &Bucket| bucket.grad_dtype() == Some(dtype);
             let members: Vec<usize> =
                 (0..self.buckets.len()).filter(|index| of_dtype(&self.buckets[*index])).collect();
             let numel = members.iter().map(|index| self.numel(*index)).sum();
-            let flat = self.gather_grads(&members, Buffer::heap(numel, dtype))?;
-            let flat = grads.add(flat);
+            let fits = |flat: &Buffer| flat.dtype() == dtype && flat.numel() == numel;
+            let flat = match old.iter().position(fits) {
+                Some(index) => old.swap_remove(index),
+                None => Buffer::heap(numel, dtype),
+            };
+            let flat = grads.add(self.gather_grads(&members, flat)?);
             let mut start = 0;
             for index in members {
                 let spec = self.buckets[index].spec();
@@ -58,7 +71,7 @@ impl Engine {
                 start += self.numel(index).0;
             }
         }
-        Ok(grads)
+        Ok(())
     }
 
     /// Replaces the whole gradient of a parameter, before clipping; a collective call in which each

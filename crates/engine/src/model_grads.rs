@@ -11,8 +11,9 @@ use crate::EngineError;
 pub type GradNorms = Vec<Option<f64>>;
 
 /// The whole gradients of a model's parameters on one rank: a copy, which the engine does not
-/// change. Hand it back edited with [`Engine::set_full_grads`](crate::Engine::set_full_grads).
-#[derive(Debug)]
+/// change. Hand it back edited with [`Engine::set_full_grads`](crate::Engine::set_full_grads), or
+/// to be filled anew with [`Engine::full_grads_into`](crate::Engine::full_grads_into).
+#[derive(Debug, Default)]
 pub struct ModelGrads {
     names: Vec<String>,
     flats: Vec<Buffer>,
@@ -24,6 +25,11 @@ impl ModelGrads {
     pub(crate) fn new(specs: &[ParamSpec]) -> Self {
         let names = specs.iter().map(|spec| spec.name.clone()).collect();
         Self { names, flats: Vec::new(), places: vec![None; specs.len()] }
+    }
+
+    /// The memory alone.
+    pub(crate) fn into_flats(self) -> Vec<Buffer> {
+        self.flats
     }
 
     pub(crate) fn add(&mut self, flat: Buffer) -> usize {
