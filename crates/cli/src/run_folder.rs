@@ -149,8 +149,19 @@ pub(crate) struct Tensor {
 }
 
 /// Writes `model.safetensors` aside, syncs it, and renames it, so that the name never stands for
-/// half a file.
+/// half a file; on a full disk, nothing is left of it.
 pub(crate) fn save_model(folder: &Path, tensors: &[Tensor]) -> io::Result<PathBuf> {
+    let (aside, path) = (folder.join("model.safetensors.new"), folder.join("model.safetensors"));
+    let saved = write_model(&aside, tensors).and_then(|()| fs::rename(&aside, &path));
+    if saved.is_err() {
+        let _gone = fs::remove_file(&aside);
+    }
+    saved?;
+    File::open(folder)?.sync_all()?;
+    Ok(path)
+}
+
+fn write_model(path: &Path, tensors: &[Tensor]) -> io::Result<()> {
     let views = tensors.iter().map(|tensor| {
         let dtype = match tensor.dtype {
             DType::F32 => Dtype::F32,
@@ -163,15 +174,11 @@ pub(crate) fn save_model(folder: &Path, tensors: &[Tensor]) -> io::Result<PathBu
     let views = views.collect::<io::Result<Vec<_>>>()?;
     // The entry that says to `transformers` which framework's layout this is.
     let metadata = [("format".to_owned(), "pt".to_owned())].into();
-    let (aside, path) = (folder.join("model.safetensors.new"), folder.join("model.safetensors"));
     // The library leaves a file that only its owner can read; this one is as readable as others.
-    let permissions = File::create(&aside)?.metadata()?.permissions();
-    safetensors::serialize_to_file(views, Some(metadata), &aside).map_err(io::Error::other)?;
-    fs::set_permissions(&aside, permissions)?;
-    File::open(&aside)?.sync_all()?;
-    fs::rename(&aside, &path)?;
-    File::open(folder)?.sync_all()?;
-    Ok(path)
+    let permissions = File::create(path)?.metadata()?.permissions();
+    safetensors::serialize_to_file(views, Some(metadata), path).map_err(io::Error::other)?;
+    fs::set_permissions(path, permissions)?;
+    File::open(path)?.sync_all()
 }
 
 #[cfg(test)]
