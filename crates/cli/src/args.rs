@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use oxizero_core::config::Launch;
 use oxizero_core::{Config, Stage};
 
+use crate::bench::BenchArguments;
 use crate::data::read_file;
 use crate::error::CliError;
 
@@ -29,6 +30,8 @@ pub(crate) enum Command {
     Train(TrainArguments),
     /// Show how many bytes each rank would hold, before anything is allocated.
     Plan(Overrides),
+    /// Time what the engine does beside plain copies of the same bytes.
+    Bench(BenchArguments),
 }
 
 /// `oxizero train`.
@@ -109,8 +112,9 @@ impl Overrides {
         set_some(&mut config.run.threads_per_rank, &self.threads_per_rank);
         set_some(&mut config.zero.bucket_bytes_max, &self.bucket_bytes);
         set_some(&mut config.run.folder, &self.run_folder);
-        // A short trial run with --steps needs no second flag to shorten the warm-up.
-        if self.steps.is_some() {
+        // A short trial run of the defaults needs no second flag to shorten the warm-up; what a
+        // file asks for stays as it is.
+        if self.steps.is_some() && self.config.is_none() {
             config.schedule.warmup_steps = config.schedule.warmup_steps.min(config.train.steps);
         }
     }
@@ -132,7 +136,8 @@ fn set_some<T: Clone>(field: &mut Option<T>, flag: &Option<T>) {
     }
 }
 
-fn stage(text: &str) -> Result<Stage, String> {
+/// Reads a ZeRO stage, for clap.
+pub(crate) fn stage(text: &str) -> Result<Stage, String> {
     let number: u8 = text.parse().map_err(|_| "allowed: 0, 1, 2, 3".to_owned())?;
     Stage::try_from(number)
 }
@@ -145,7 +150,7 @@ mod tests {
         let words = ["oxizero", "plan"].into_iter().chain(flags.split_whitespace());
         match Arguments::try_parse_from(words).unwrap().command {
             Command::Plan(overrides) => overrides,
-            Command::Train(_) => unreachable!("plan was asked for"),
+            _ => unreachable!("plan was asked for"),
         }
     }
 

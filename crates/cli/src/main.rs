@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bench;
 mod data;
 mod error;
 mod job;
@@ -23,6 +24,7 @@ use crate::args::{Arguments, Command, TrainArguments};
 use crate::data::Corpus;
 use crate::error::CliError;
 use crate::job::Job;
+use crate::launch::Work;
 use crate::run_folder::RunFolder;
 
 /// Training allocates large blocks in every step; the system's allocator hands them back each time.
@@ -36,6 +38,7 @@ fn main() -> ExitCode {
     let done = match Arguments::parse().command {
         Command::Train(arguments) => train(&arguments),
         Command::Plan(overrides) => overrides.config().and_then(|config| plan::show(&config)),
+        Command::Bench(arguments) => arguments.job().and_then(|job| launch::run(&Work::Bench(job))),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -49,7 +52,8 @@ fn train(arguments: &TrainArguments) -> Result<(), CliError> {
     let corpus = Corpus::load(&config)?;
     let run_folder = RunFolder::create(&config)?;
     let folder = run_folder.path().to_path_buf();
-    let done = launch::run(&Job { config, folder, json: arguments.json, corpus });
+    let job = Job { config, folder, json: arguments.json, corpus };
+    let done = launch::run(&Work::Train(Box::new(job)));
     if done.is_err() {
         run_folder.remove_unless_trained();
     }

@@ -11,7 +11,7 @@ use oxizero_core::{
 };
 
 use crate::error::CliError;
-use crate::report::{role_rows, write_roles};
+use crate::report::{Held, role_rows, write_roles};
 use crate::setup;
 
 /// Prints the plan of `config`'s stage beside plain data parallelism, and every stage's total.
@@ -86,9 +86,15 @@ impl fmt::Display for Plan<'_> {
         let (plan, plain) = (self.sharded(), self.data_parallel());
         let column = format!("ZeRO stage {stage}");
         let columns = [column.as_str(), "data-parallel"];
-        write_roles(f, "planned a rank, at rest", columns, &role_rows(plan.rest, plain.rest))?;
+        let rows = role_rows(&Held::at_once(plan.rest), &Held::at_once(plain.rest));
+        write_roles(f, "planned a rank, at rest", columns, &rows)?;
         writeln!(f)?;
-        write_roles(f, "planned a rank, at most", columns, &role_rows(plan.peak, plain.peak))?;
+        write_roles(
+            f,
+            "planned a rank, at most",
+            columns,
+            &role_rows(&at_most(&plan), &at_most(&plain)),
+        )?;
         writeln!(f)?;
         writeln!(
             f,
@@ -107,4 +113,9 @@ impl fmt::Display for Plan<'_> {
         }
         write!(f, "\nActivations are not counted.")
     }
+}
+
+/// What a plan holds at most.
+pub(crate) fn at_most(plan: &MemoryPlan) -> Held {
+    Held { roles: plan.peak, total: plan.peak_total }
 }

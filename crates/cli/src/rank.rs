@@ -12,8 +12,9 @@ use oxizero_core::config::Launch;
 use crate::data::bigram_entropy;
 use crate::job::Job;
 use crate::launch::{Blame, threads_per_rank};
+use crate::plan::at_most;
 use crate::progress::{Evaluation, Event, Progress, Start, Step};
-use crate::report::{Report, proportional_set_bytes, role_rows};
+use crate::report::{Held, Report, proportional_set_bytes, role_rows};
 use crate::run_folder::{Metrics, save_model};
 use crate::setup;
 use crate::trainer::{Stepped, Trainer};
@@ -39,9 +40,20 @@ pub(crate) enum RankError {
     /// Training came to its end, and to nothing.
     #[error("training failed: {0}")]
     Fruitless(String),
+    /// A bench computed something else than it must.
+    #[error("{0}")]
+    Contents(String),
 }
 
 impl RankError {
+    /// For `map_err` on writing to standard output.
+    pub(crate) fn output(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Self::Closed,
+            _ => Self::Output(error),
+        }
+    }
+
     /// Who is to blame.
     pub(crate) fn blame(&self) -> Blame {
         match self {
@@ -138,10 +150,7 @@ impl Output {
         if let Some((progress, metrics)) = &mut self.shown {
             let event = event();
             metrics.add(&event)?;
-            progress.show(&event).map_err(|error| match error.kind() {
-                io::ErrorKind::BrokenPipe => RankError::Closed,
-                _ => RankError::Output(error),
-            })?;
+            progress.show(&event).map_err(RankError::output)?;
         }
         Ok(())
     }
@@ -226,10 +235,11 @@ fn report(job: &Job, trainer: &Trainer<'_>, learned: Learned) -> Report {
     let (config, engine) = (&job.config, trainer.engine());
     let (traffic, seconds) = (engine.step_traffic(), learned.training.as_secs_f64());
     let tokens = config.tokens_per_step() * config.train.steps;
+    let held = Held { roles: engine.peak_memory(), total: engine.peak_memory_total() };
     Report {
         stage: config.zero.stage.into(),
         ranks: config.run.ranks,
-        memory: role_rows(engine.peak_memory(), trainer.data_parallel().peak),
+        memory: role_rows(&held, &at_most(&trainer.data_parallel())),
         shares_replicas: engine.communicator().shares_replicas(),
         proportional_set_bytes: proportional_set_bytes(),
         tokens_per_second: tokens as f64 / seconds,

@@ -51,15 +51,29 @@ pub(crate) struct RoleRow {
     pub(crate) data_parallel_bytes: usize,
 }
 
+/// Bytes by role, and of all roles at one moment: less than their sum where roles do not peak
+/// together.
+pub(crate) struct Held {
+    pub(crate) roles: RoleBytes,
+    pub(crate) total: Bytes,
+}
+
+impl Held {
+    /// What is there at one moment.
+    pub(crate) fn at_once(roles: RoleBytes) -> Self {
+        Self { roles, total: roles.total() }
+    }
+}
+
 /// Rows for every role that either side has, and the total.
-pub(crate) fn role_rows(held: RoleBytes, data_parallel: RoleBytes) -> Vec<RoleRow> {
+pub(crate) fn role_rows(held: &Held, data_parallel: &Held) -> Vec<RoleRow> {
     let row = |((role, held), (_, plain)): ((&'static str, Bytes), (&str, Bytes))| RoleRow {
         role,
         bytes: held.0,
         data_parallel_bytes: plain.0,
     };
-    let total = (("total", held.total()), ("total", data_parallel.total()));
-    let roles = held.roles().into_iter().zip(data_parallel.roles());
+    let total = (("total", held.total), ("total", data_parallel.total));
+    let roles = held.roles.roles().into_iter().zip(data_parallel.roles.roles());
     let rows = roles.chain([total]).map(row);
     rows.filter(|row| row.bytes + row.data_parallel_bytes > 0).collect()
 }
@@ -134,7 +148,7 @@ mod tests {
     fn the_table_is_aligned_and_leaves_out_what_nobody_has() {
         let held = RoleBytes { model: Bytes(1 << 20), ..RoleBytes::default() };
         let plain = RoleBytes { model: Bytes(2 << 20), masters: Bytes(8), ..RoleBytes::default() };
-        let rows = role_rows(held, plain);
+        let rows = role_rows(&Held::at_once(held), &Held::at_once(plain));
         let names: Vec<_> = rows.iter().map(|row| row.role).collect();
         assert_eq!(names, ["model weights", "master weights", "total"]);
         struct Table(Vec<RoleRow>);

@@ -3,7 +3,7 @@
 //! Every method but the plain readers is a collective call: all ranks make the same calls in the
 //! same order.
 
-use oxizero::chain::{Chain, Link, Recompute};
+use oxizero::chain::{Chain, Recompute};
 use oxizero::{Engine, Sampler, StepOutcome};
 use oxizero_burn::llama::{Sampling, Tokens, generate, init_param};
 use oxizero_burn::{Block, cpu, scalar};
@@ -59,9 +59,8 @@ impl<'a> Trainer<'a> {
         let state_count = optimizer.rule.state_names().len();
         let plan = Plan { config, model: &model, state_count };
         let (data_parallel, numel) = (plan.data_parallel(), plan.numel());
-        let (specs, context) = (model.specs, config.model.context);
-        let link = |(unit, segment)| Link { unit, segment };
-        let chain = Chain::new(model.chain.into_iter().map(link).collect());
+        let context = config.model.context;
+        let (specs, chain) = model.into_chain();
         let seed = Random::for_path(config.train.seed, &[INITIAL]).next_u64();
         let names: Vec<String> = specs.iter().map(|spec| spec.name.clone()).collect();
         let mut initial = |param: ParamId, values: &mut [f32]| {

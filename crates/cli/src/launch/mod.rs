@@ -1,22 +1,23 @@
-//! Starts the ranks of a job, and reports the first that fails.
+//! Starts ranks for some work, and reports the first that fails.
 
 mod failure;
 mod processes;
 mod threads;
+mod work;
 
 use oxizero_core::config::{Launch, RunConfig};
 
 pub(crate) use failure::Blame;
 pub(crate) use processes::{Seat, run_seat};
+pub(crate) use work::Work;
 
 use crate::error::CliError;
-use crate::job::Job;
 
-/// Runs `job` on all its ranks, to the end.
-pub(crate) fn run(job: &Job) -> Result<(), CliError> {
-    match job.config.run.launch {
-        Launch::Processes => processes::run(job),
-        Launch::Threads => threads::run(job),
+/// Does `work` on all its ranks, to the end.
+pub(crate) fn run(work: &Work) -> Result<(), CliError> {
+    match work.run().launch {
+        Launch::Processes => processes::run(work),
+        Launch::Threads => threads::run(work),
     }
 }
 

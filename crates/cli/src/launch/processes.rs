@@ -1,6 +1,6 @@
 //! Ranks as processes: this executable once more for each, watched until the last has ended.
 //!
-//! A rank's process learns its seat from the environment and its job from its standard input. It
+//! A rank's process learns its seat from the environment and its work from its standard input. It
 //! dies with its parent, so that no rank outlives the command, however the command ends.
 
 use std::env;
@@ -17,10 +17,8 @@ use oxizero_core::{Rank, WorldSize};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use super::failure::{Blame, Failure, first_cause};
-use super::threads_per_rank;
+use super::{Work, threads_per_rank};
 use crate::error::{CliError, say};
-use crate::job::Job;
-use crate::rank;
 
 const RANK: &str = "OXIZERO_RANK";
 const WORLD_SIZE: &str = "OXIZERO_WORLD_SIZE";
@@ -33,29 +31,29 @@ const ERROR_MARK: &str = "oxizero-rank-error: ";
 const GRACE: Duration = Duration::from_millis(700);
 const POLL: Duration = Duration::from_millis(10);
 
-/// Starts the ranks, hands them the job, and waits for their end.
-pub(super) fn run(job: &Job) -> Result<(), CliError> {
+/// Starts the ranks, hands them the work, and waits for their end.
+pub(super) fn run(work: &Work) -> Result<(), CliError> {
     // No other run has this name, and nobody can guess it.
     let random = RandomState::new().hash_one(std::process::id());
     let rendezvous = format!("oxizero-{}-{random:016x}", std::process::id());
     let mut ranks = Ranks { running: Vec::new() };
-    for rank in 0..job.config.run.ranks {
-        ranks.running.push(RankProcess::start(Rank(rank), job, &rendezvous)?);
+    for rank in 0..work.run().ranks {
+        ranks.running.push(RankProcess::start(Rank(rank), work, &rendezvous)?);
     }
     thread::scope(|scope| {
-        // A rank that does not take its job holds up nobody, and in the end it is killed.
+        // A rank that does not take its work holds up nobody, and in the end it is killed.
         for rank in &mut ranks.running {
             let stdin = rank.child.stdin.take().expect("standard input is piped");
-            scope.spawn(|| hand_over(job, stdin));
+            scope.spawn(|| hand_over(work, stdin));
         }
         ranks.watch()
     })
 }
 
-fn hand_over(job: &Job, stdin: ChildStdin) {
+fn hand_over(work: &Work, stdin: ChildStdin) {
     let mut stdin = BufWriter::new(stdin);
-    // A rank that has ended does not take its job; `watch` sees that it ended, and how.
-    let _ended = job.send(&mut stdin).and_then(|()| stdin.flush());
+    // A rank that has ended does not take its work; `watch` sees that it ended, and how.
+    let _ended = work.send(&mut stdin).and_then(|()| stdin.flush());
 }
 
 /// Kills what still runs when it is dropped.
@@ -71,15 +69,15 @@ struct RankProcess {
 }
 
 impl RankProcess {
-    fn start(rank: Rank, job: &Job, rendezvous: &str) -> Result<Self, CliError> {
+    fn start(rank: Rank, work: &Work, rendezvous: &str) -> Result<Self, CliError> {
         let refused = |error| CliError::Start(format!("rank {rank}: {error}"));
         let stdout = if rank == Rank(0) { Stdio::inherit() } else { Stdio::null() };
         let mut child = Command::new(env::current_exe().map_err(refused)?)
             .env(RANK, rank.to_string())
-            .env(WORLD_SIZE, job.config.run.ranks.to_string())
+            .env(WORLD_SIZE, work.run().ranks.to_string())
             .env(RENDEZVOUS, rendezvous)
             .env(PARENT, std::process::id().to_string())
-            .env("RAYON_NUM_THREADS", threads_per_rank(&job.config.run).to_string())
+            .env("RAYON_NUM_THREADS", threads_per_rank(work.run()).to_string())
             .stdin(Stdio::piped())
             .stdout(stdout)
             .stderr(Stdio::piped())
@@ -187,15 +185,15 @@ pub(crate) fn run_seat(seat: Seat) -> ExitCode {
 }
 
 fn connect_and_run(seat: Seat) -> Result<(), (String, Blame)> {
-    let job = Job::receive(&mut std::io::stdin().lock())
-        .map_err(|error| (format!("the job did not arrive: {error}"), Blame::Other))?;
+    let work = Work::receive(&mut std::io::stdin().lock())
+        .map_err(|error| (format!("the work did not arrive: {error}"), Blame::Other))?;
     let options = shm::Options {
         rank: seat.rank,
         world_size: seat.world_size,
         socket: seat.rendezvous,
-        deadline: Duration::from_secs_f64(job.config.run.deadline_seconds),
+        deadline: Duration::from_secs_f64(work.run().deadline_seconds),
     };
     let comm =
         shm::connect(options).map_err(|error| (error.to_string(), Blame::of_comm(&error)))?;
-    rank::run(&job, comm).map_err(|error| (error.to_string(), error.blame()))
+    work.perform(comm).map_err(|error| (error.to_string(), error.blame()))
 }

@@ -8,19 +8,18 @@ use oxizero_comm::threads::group_with_deadline;
 use oxizero_core::{Rank, WorldSize};
 
 use super::failure::{Blame, Failure, first_cause};
-use super::threads_per_rank;
+use super::{Work, threads_per_rank};
 use crate::error::CliError;
-use crate::job::Job;
-use crate::rank::{self, RankError};
+use crate::rank::RankError;
 
 /// Runs every rank in a thread pool of its own, so that what it calculates runs there too.
-pub(super) fn run(job: &Job) -> Result<(), CliError> {
-    let run = &job.config.run;
-    let world_size = WorldSize::new(run.ranks).expect("a validated job has ranks");
+pub(super) fn run(work: &Work) -> Result<(), CliError> {
+    let run = work.run();
+    let world_size = WorldSize::new(run.ranks).expect("validated work has ranks");
     let deadline = Duration::from_secs_f64(run.deadline_seconds);
     let threads = threads_per_rank(run);
     thread::scope(|scope| {
-        let start = |comm| scope.spawn(move || run_rank(job, comm, threads));
+        let start = |comm| scope.spawn(move || run_rank(work, comm, threads));
         let ranks: Vec<_> =
             group_with_deadline(world_size, deadline).into_iter().map(start).collect();
         let failures: Vec<_> = world_size.ranks().zip(ranks).filter_map(join).collect();
@@ -29,7 +28,7 @@ pub(super) fn run(job: &Job) -> Result<(), CliError> {
 }
 
 /// Runs one rank; returns how it failed, if it did.
-fn run_rank(job: &Job, comm: Box<dyn Communicator>, threads: usize) -> Option<Failure> {
+fn run_rank(work: &Work, comm: Box<dyn Communicator>, threads: usize) -> Option<Failure> {
     let rank = comm.rank();
     let pool = match rayon::ThreadPoolBuilder::new().num_threads(threads).build() {
         Ok(pool) => pool,
@@ -38,7 +37,7 @@ fn run_rank(job: &Job, comm: Box<dyn Communicator>, threads: usize) -> Option<Fa
             return Some(Failure { rank, why, blame: Blame::Own });
         }
     };
-    let error: RankError = pool.install(|| rank::run(job, comm)).err()?;
+    let error: RankError = pool.install(|| work.perform(comm)).err()?;
     Some(Failure::new(rank, error.blame(), &error))
 }
 
