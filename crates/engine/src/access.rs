@@ -1,12 +1,14 @@
 //! Whole gradients, between the window's last backward and its step: read, edited, measured.
 //!
-//! The first call takes the window's gradients to the optimizer's placement and divides them where
-//! they lie; after it the window takes no more gradients. The step that follows gives the same
-//! bits as if nobody had looked. Every rank makes the same calls in the same order.
+//! The first call takes the window's gradients to the optimizer's placement; after it the window
+//! takes no more gradients. They are divided where they lie, but not in accumulators narrower than
+//! f32, which would round the quotient: there what is read is divided as it is copied, and only an
+//! edit divides in place. So the step after a read gives the same bits as if nobody had looked.
+//! Every rank makes the same calls in the same order.
 
 use std::ops::Range;
 
-use oxizero_core::{Numel, ParamId, Placement};
+use oxizero_core::{DType, Numel, ParamId, Placement};
 use oxizero_device::{Buffer, View, ViewMut, kernels};
 
 use crate::bucket::{Bucket, Field, overlap};
@@ -29,8 +31,10 @@ impl Engine {
     /// It is summed over ranks and micro-batches, divided and unscaled, in the accumulation dtype,
     /// before clipping. A parameter that no rank used has zeros; `None` for a frozen one.
     pub fn full_grad(&mut self, param: ParamId) -> Result<Option<Buffer>, EngineError> {
-        self.begin_access("full_grad", Some(param))?;
-        self.full_field(param, Field::Grad)
+        let divisor = self.begin_read("full_grad", Some(param))?;
+        let mut grad = self.full_field(param, Field::Grad)?;
+        grad.iter_mut().for_each(|grad| divide(grad.view_mut(), divisor));
+        Ok(grad)
     }
 
     /// The whole gradients of all parameters; a collective call, of one collective for each dtype
@@ -45,7 +49,7 @@ impl Engine {
     /// system takes about as long to hand out fresh memory as it takes to fill it. After an error
     /// `grads` may be empty.
     pub fn full_grads_into(&mut self, grads: &mut ModelGrads) -> Result<(), EngineError> {
-        self.begin_access("full_grads", None)?;
+        let divisor = self.begin_read("full_grads", None)?;
         let mut dtypes: Vec<_> = self.buckets.iter().filter_map(Bucket::grad_dtype).collect();
         dtypes.sort_unstable();
         dtypes.dedup();
@@ -60,7 +64,9 @@ impl Engine {
                 Some(index) => old.swap_remove(index),
                 None => Buffer::heap(numel, dtype),
             };
-            let flat = grads.add(self.gather_grads(&members, flat)?);
+            let mut flat = self.gather_grads(&members, flat)?;
+            divide(flat.view_mut(), divisor);
+            let flat = grads.add(flat);
             let mut start = 0;
             for index in members {
                 let spec = self.buckets[index].spec();
@@ -79,7 +85,7 @@ impl Engine {
     /// updated too.
     pub fn set_full_grad(&mut self, param: ParamId, values: View<'_>) -> Result<(), EngineError> {
         self.check_values(param, values)?;
-        self.begin_access("set_full_grad", Some(param))?;
+        self.begin_edit("set_full_grad", Some(param))?;
         self.write_grad(param, values);
         Ok(())
     }
@@ -90,7 +96,7 @@ impl Engine {
         for (param, values) in &given {
             self.check_values(*param, *values)?;
         }
-        self.begin_access("set_full_grads", None)?;
+        self.begin_edit("set_full_grads", None)?;
         for (param, values) in given {
             self.write_grad(param, values);
         }
@@ -104,7 +110,7 @@ impl Engine {
         &mut self,
         mut edit: impl FnMut(ParamId, Range<usize>, ViewMut<'_>),
     ) -> Result<(), EngineError> {
-        self.begin_access("map_grads", None)?;
+        self.begin_edit("map_grads", None)?;
         for bucket in &mut self.buckets {
             let Some(owned) = bucket.owned() else { continue };
             let pieces: Vec<_> = bucket.spec().layout.pieces(owned).collect();
@@ -119,9 +125,9 @@ impl Engine {
     }
 
     /// The part of a gradient that this rank's optimizer reads; a collective call. `None` for a
-    /// frozen parameter.
+    /// frozen parameter. Counts as an edit, for it shows the gradient where it lies.
     pub fn local_grad(&mut self, param: ParamId) -> Result<Option<Local<'_>>, EngineError> {
-        self.begin_access("local_grad", Some(param))?;
+        self.begin_edit("local_grad", Some(param))?;
         self.local_field(param, Field::Grad)
     }
 
@@ -133,7 +139,7 @@ impl Engine {
         if values.numel().0 != range.len() {
             return Err(self.wrong_numel(param, Numel(range.len()), values.numel()));
         }
-        self.begin_access("set_local_grad", Some(param))?;
+        self.begin_edit("set_local_grad", Some(param))?;
         if !range.is_empty() {
             let id = self.params[param.0].bucket;
             if let Some(target) = self.buckets[id.0].grad_mut(range) {
@@ -147,11 +153,11 @@ impl Engine {
     /// The norm of each parameter's gradient, before clipping; a collective call of one small
     /// exchange.
     pub fn grad_norms(&mut self) -> Result<GradNorms, EngineError> {
-        self.begin_access("grad_norms", None)?;
+        let divisor = self.begin_read("grad_norms", None)?;
         let norm = self.options.norm;
         let mut parts = vec![0.0; self.specs.len()];
         for bucket in &self.buckets {
-            bucket.measure_each(norm, &mut parts);
+            bucket.measure_each(norm, divisor, &mut parts);
         }
         let bytes: Vec<u8> = parts.iter().flat_map(|part| part.to_le_bytes()).collect();
         let told = self.comm.exchange(&bytes).map_err(|error| self.fail(error))?;
@@ -165,8 +171,28 @@ impl Engine {
         Ok(self.specs.iter().enumerate().map(of).collect())
     }
 
-    /// Refuses the call at the wrong time, or if the ranks call different things; then reduces
-    /// and divides the window's gradients.
+    /// Begins a call that only looks. Returns what gradients are still to be divided by.
+    fn begin_read(&mut self, call: &str, param: Option<ParamId>) -> Result<f32, EngineError> {
+        self.begin_access(call, param)?;
+        let mut dtypes = self.buckets.iter().filter_map(Bucket::grad_dtype);
+        if dtypes.all(|dtype| dtype == DType::F32) {
+            self.divide_window();
+        }
+        match &self.window.state {
+            WindowState::Reduced(reduced) => Ok(reduced.divisor()),
+            _ => unreachable!("begin_access() leaves a reduced window"),
+        }
+    }
+
+    /// Begins a call that gives gradients other values.
+    fn begin_edit(&mut self, call: &str, param: Option<ParamId>) -> Result<(), EngineError> {
+        self.begin_access(call, param)?;
+        self.divide_window();
+        Ok(())
+    }
+
+    /// Refuses the call at the wrong time, or if the ranks call different things; then reduces the
+    /// window's gradients.
     fn begin_access(&mut self, call: &str, param: Option<ParamId>) -> Result<(), EngineError> {
         self.check_alive()?;
         if let Some(param) = param {
@@ -175,9 +201,7 @@ impl Engine {
         let ready = self.check_ready();
         self.agree_call(call, param, ready.is_err())?;
         ready?;
-        self.reduce_window()?;
-        self.divide_window();
-        Ok(())
+        self.reduce_window()
     }
 
     fn check_ready(&self) -> Result<(), EngineError> {
@@ -200,15 +224,12 @@ impl Engine {
         let WindowState::Reduced(reduced) = &mut self.window.state else { return };
         let divisor = reduced.divisor();
         reduced.divided();
-        if divisor == 1.0 {
-            return;
-        }
         for bucket in &mut self.buckets {
             let Some(owned) = bucket.owned() else { continue };
             let pieces: Vec<_> = bucket.spec().layout.pieces(owned).collect();
             for piece in pieces {
                 if let Some(values) = bucket.grad_mut(piece.in_bucket) {
-                    kernels::divide(values, divisor);
+                    divide(values, divisor);
                 }
             }
         }
@@ -259,5 +280,11 @@ impl Engine {
         if let WindowState::Reduced(reduced) = &mut self.window.state {
             reduced.set(param);
         }
+    }
+}
+
+fn divide(values: ViewMut<'_>, divisor: f32) {
+    if divisor != 1.0 {
+        kernels::divide(values, divisor);
     }
 }

@@ -198,13 +198,13 @@ impl Bucket {
         bad
     }
 
-    /// Adds each parameter's gradient in this rank's shard, which is divided already, to its part
-    /// of a norm. `parts` go by parameter of the model.
-    pub(crate) fn measure_each(&self, norm: Norm, parts: &mut [f64]) {
+    /// Adds each parameter's gradient in this rank's shard to its part of a norm. `parts` go by
+    /// parameter of the model.
+    pub(crate) fn measure_each(&self, norm: Norm, divisor: f32, parts: &mut [f64]) {
         let Some(trained) = &self.trained else { return };
         for piece in self.spec.layout.pieces(self.shard.clone()) {
             let grad = trained.grad.view(piece.in_bucket, &self.shard);
-            norm.measure(grad, 1.0, &mut parts[self.spec.params[piece.slot].0]);
+            norm.measure(grad, divisor, &mut parts[self.spec.params[piece.slot].0]);
         }
     }
 

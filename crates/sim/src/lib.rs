@@ -3,10 +3,12 @@
 //! Test support: nothing in the product depends on this crate.
 #![forbid(unsafe_code)]
 
+mod compare;
 pub mod oracle;
 mod rounding;
 pub mod trial;
 pub mod watched;
 pub mod world;
 
+pub use compare::first_difference;
 pub use rounding::round;

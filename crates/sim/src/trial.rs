@@ -1,15 +1,17 @@
 //! One training, run by the engine in a simulated world and by the oracle.
 
 use oxizero::{
-    Engine, EngineError, EngineOptions, GradIn, GroupOptions, OptimizerSetup, Reduction,
+    Boundary, Engine, EngineError, EngineOptions, GradIn, GroupOptions, OptimizerSetup, Reduction,
     StepOutcome,
 };
 use oxizero_comm::Communicator;
-use oxizero_core::{DType, LossScale, Numel, ParamId, ParamSpec, Precision, Stage, UnitId};
+use oxizero_core::{DType, LossScaling, Numel, ParamId, ParamSpec, Precision, Stage, UnitId};
 use oxizero_device::{Buffer, View, kernels};
 use oxizero_optim::{Adam, AdamW, LrSchedule, MomentOptions, Momentum, OptimError, Optimizer, Sgd};
 
-use crate::oracle::{Adds, Average, Oracle, Param, Rule, Setup, Step};
+use crate::oracle::{
+    Adds, Average, MicroBatch, Norm, Oracle, Param, Pass, Place, Rule, Scale, Setup, Step,
+};
 use crate::{round, world};
 
 /// A training: a model, its gradients, and what is asked for.
@@ -29,10 +31,16 @@ pub struct Trial {
     pub ranks: usize,
     /// Windows.
     pub steps: usize,
-    /// What each loss was multiplied by.
-    pub loss_scale: f32,
+    /// Steps in which the learning rate rises.
+    pub warmup_steps: u64,
+    /// What micro-batches and passes windows have.
+    pub windows: Windows,
+    /// Who ends them.
+    pub ends: Ends,
     /// The gradients.
     pub backward: Backward,
+    /// For trials that differ in what they draw.
+    pub seed: u64,
     /// Whether gradients are read before a step.
     pub reads: Reads,
 }
@@ -46,8 +54,21 @@ pub enum Reads {
     None,
 }
 
-/// The contributions to a parameter, from where and its model weights; none if it is not used.
+/// Who says when a window ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ends {
+    /// The engine, which counts; the caller only where windows are shorter or longer.
+    Counted,
+    /// The caller.
+    Called,
+}
+
+/// The contributions to a parameter before the loss scale, from where and its model weights; none
+/// if it is not used.
 pub type Backward = fn(At, &[f32]) -> Vec<Vec<f32>>;
+
+/// The micro-batches of a rank's window, from the step and the rank.
+pub type Windows = fn(&Trial, usize, usize) -> Vec<MicroBatch>;
 
 /// Where a gradient arises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,10 +77,14 @@ pub struct At {
     pub step: usize,
     /// The micro-batch in the window, from 0.
     pub micro: usize,
+    /// The pass in the micro-batch, from 0.
+    pub pass: usize,
     /// The rank.
     pub rank: usize,
     /// The parameter.
     pub param: usize,
+    /// The trial's.
+    pub seed: u64,
 }
 
 /// What a training leaves on one rank; every number as f32.
@@ -70,6 +95,8 @@ pub struct Trained {
     /// By window and parameter: the gradient before clipping; empty for a frozen parameter. No
     /// parameters where gradients are not read.
     pub grads: Vec<Vec<Vec<f32>>>,
+    /// By window: the loss scale after it.
+    pub loss_scales: Vec<f32>,
     /// By parameter: the model weights at the end.
     pub weights: Vec<Vec<f32>>,
 }
@@ -93,8 +120,11 @@ impl Trial {
             groups: vec![GroupOptions { lr: 1.0, weight_decay: 0.0 }],
             ranks: 1,
             steps: 1,
-            loss_scale: 1.0,
+            warmup_steps: 0,
+            windows: full_windows,
+            ends: Ends::Counted,
             backward,
+            seed: 0,
             reads: Reads::All,
         }
     }
@@ -110,6 +140,7 @@ impl Trial {
                 _ => None,
             });
             trained.grads.push(grads);
+            trained.loss_scales.push(engine.loss_scale().get());
         }
         trained.weights = self.weights(&mut engine)?;
         Ok((trained, engine))
@@ -132,7 +163,7 @@ impl Trial {
         let optimizer = OptimizerSetup {
             rule: optimizer(self.rule)?,
             groups: self.groups.clone(),
-            schedule: LrSchedule::constant(0),
+            schedule: LrSchedule::constant(self.warmup_steps),
         };
         let mut initial =
             |param: ParamId, weights: &mut [f32]| weights.copy_from_slice(&self.initial[param.0]);
@@ -146,22 +177,36 @@ impl Trial {
         engine: &mut Engine,
         step: usize,
     ) -> Result<(StepOutcome, Vec<Vec<f32>>), EngineError> {
-        for micro in 0..self.options.accumulation - 1 {
+        let rank = engine.communicator().rank().0;
+        let micro_batches = (self.windows)(self, step, rank).len();
+        for micro in 0..micro_batches - 1 {
+            engine.set_boundary(self.boundary(micro, micro_batches));
             self.micro_batch(engine, step, micro)?;
             let outcome = engine.step()?;
             assert!(matches!(outcome, StepOutcome::Accumulated { .. }), "{outcome:?}");
         }
-        self.micro_batch(engine, step, self.options.accumulation - 1)?;
+        engine.set_boundary(self.boundary(micro_batches - 1, micro_batches));
+        self.micro_batch(engine, step, micro_batches - 1)?;
         let mut grads = Vec::new();
-        let read = if self.reads == Reads::All { self.specs.len() } else { 0 };
-        for param in 0..read {
+        for param in 0..if self.reads == Reads::All { self.specs.len() } else { 0 } {
             let grad = engine.full_grad(ParamId(param))?;
             grads.push(grad.map(|grad| to_f32(grad.view())).unwrap_or_default());
         }
         Ok((engine.step()?, grads))
     }
 
-    /// Runs one micro-batch, up to its `backward_end`.
+    /// What is said of the micro-batch of so many.
+    fn boundary(&self, micro: usize, micro_batches: usize) -> Boundary {
+        let last = micro + 1 == micro_batches;
+        let counted = last == (micro + 1 >= self.options.accumulation);
+        match self.ends {
+            Ends::Counted if counted => Boundary::Counted,
+            _ if last => Boundary::Now,
+            _ => Boundary::Later,
+        }
+    }
+
+    /// Runs one micro-batch, up to its last `backward_end`.
     pub fn micro_batch(
         &self,
         engine: &mut Engine,
@@ -169,16 +214,35 @@ impl Trial {
         micro: usize,
     ) -> Result<(), EngineError> {
         let rank = engine.communicator().rank().0;
-        let loss_scale = LossScale::new(self.loss_scale)?;
-        for unit in self.order() {
+        let MicroBatch { passes, weight } = (self.windows)(self, step, rank).swap_remove(micro);
+        if self.options.reduction == Reduction::Weighted {
+            // In two parts, on both sides of the passes.
+            engine.weigh(0.75 * weight)?;
+        }
+        for (pass, kind) in passes.into_iter().enumerate() {
+            engine.set_grad_sync(kind == Pass::Reduced)?;
+            self.pass(engine, At { step, micro, pass, rank, param: 0, seed: self.seed })?;
+        }
+        if self.options.reduction == Reduction::Weighted {
+            engine.weigh(0.25 * weight)?;
+        }
+        Ok(())
+    }
+
+    /// Runs one backward pass, of every parameter. Two of a micro-batch share a forward.
+    pub fn pass(&self, engine: &mut Engine, at: At) -> Result<(), EngineError> {
+        let forwards = if at.pass.is_multiple_of(2) { self.order() } else { Vec::new() };
+        for unit in forwards {
             engine.pre_forward(unit)?;
             engine.post_forward(unit)?;
         }
+        let loss_scale = engine.loss_scale();
         for unit in self.order().into_iter().rev() {
             engine.pre_backward(unit)?;
             for param in engine.unit_weights(unit)?.params.iter().filter(|param| param.trainable) {
-                let at = At { step, micro, rank, param: param.param.0 };
-                for grad in (self.backward)(at, &to_f32(param.view())) {
+                let at = At { param: param.param.0, ..at };
+                for mut grad in (self.backward)(at, &to_f32(param.view())) {
+                    grad.iter_mut().for_each(|grad| *grad *= loss_scale.get());
                     let values = View::F32(&grad);
                     engine.grad_ready(param.param, GradIn { values, loss_scale })?;
                 }
@@ -204,14 +268,22 @@ impl Trial {
     /// Trains with the oracle.
     pub fn oracle(&self) -> Trained {
         let mut oracle = self.start_oracle();
-        let mut trained = Trained::default();
+        let (mut trained, mut applied_steps) = (Trained::default(), 0);
         for step in 0..self.steps {
+            let rank = |rank| (self.windows)(self, step, rank);
+            let window: Vec<_> = (0..self.ranks).map(rank).collect();
+            let warm = (applied_steps + 1).min(self.warmup_steps.max(1));
+            let lr_factor = warm as f64 / self.warmup_steps.max(1) as f64;
             let Step { grads, norm, applied } =
-                oracle.step(1.0, &mut |micro, rank, param, weights| {
-                    (self.backward)(At { step, micro, rank, param }, weights)
+                oracle.step(lr_factor, &window, &mut |place, weights| {
+                    let Place { rank, micro, pass, param } = place;
+                    let at = At { step, micro, pass, rank, param, seed: self.seed };
+                    (self.backward)(at, weights)
                 });
+            applied_steps += u64::from(applied);
             trained.outcomes.push(applied.then_some(norm));
             trained.grads.push(self.stored(&grads));
+            trained.loss_scales.push(oracle.loss_scale());
         }
         trained.weights = oracle.states().iter().map(|state| state.model.clone()).collect();
         trained
@@ -237,18 +309,23 @@ impl Trial {
     fn start_oracle(&self) -> Oracle {
         let options = &self.options;
         let setup = Setup {
-            ranks: self.ranks,
-            accumulation: options.accumulation,
             adds: match options.stage {
                 Stage::Zero0 | Stage::Zero1 => Adds::RankFirst,
-                Stage::Zero2 | Stage::Zero3 => Adds::MicroBatchFirst,
+                Stage::Zero2 | Stage::Zero3 => Adds::PassFirst,
             },
             average: match options.reduction {
                 Reduction::Mean => Average::Mean,
                 Reduction::Sum => Average::Sum,
-                Reduction::Weighted => panic!("the oracle knows no weights"),
+                Reduction::Weighted => Average::Weighted,
             },
-            loss_scale: self.loss_scale,
+            loss_scale: scale(options.loss_scaling),
+            check_finite: options.check_finite,
+            norm: match options.norm {
+                oxizero::Norm::One => Norm::Power(1),
+                oxizero::Norm::Two => Norm::Power(2),
+                oxizero::Norm::Three => Norm::Power(3),
+                oxizero::Norm::Infinity => Norm::Infinity,
+            },
             clip_norm: options.clip_norm,
             rule: self.rule,
         };
@@ -274,6 +351,25 @@ impl Trial {
         units.sort_unstable();
         units.dedup();
         units
+    }
+}
+
+/// As many micro-batches as are asked for, each one pass of weight 1.
+pub fn full_windows(trial: &Trial, _step: usize, _rank: usize) -> Vec<MicroBatch> {
+    let micro_batch = MicroBatch { passes: vec![Pass::Reduced], weight: 1.0 };
+    vec![micro_batch; trial.options.accumulation]
+}
+
+fn scale(scaling: LossScaling) -> Scale {
+    match scaling {
+        LossScaling::Fixed(scale) => Scale::Fixed(scale.get()),
+        LossScaling::Dynamic(dynamic) => Scale::Dynamic {
+            initial: dynamic.initial,
+            minimum: dynamic.minimum,
+            window: dynamic.loss_scale_window,
+            hysteresis: dynamic.hysteresis,
+            consecutive: dynamic.consecutive_hysteresis,
+        },
     }
 }
 
