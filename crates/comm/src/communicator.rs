@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use oxizero_core::{Bytes, Numel, ProcessGroup, Rank, WorldSize};
 use oxizero_device::kernels::{Combine, cast};
-use oxizero_device::{Buffer, Region};
+use oxizero_device::{Buffer, Region, View};
 
 use crate::{CommError, Handle};
 
@@ -60,7 +60,7 @@ pub trait Communicator: Send + Sync {
         for shard in &shards {
             let dtype = shard.buffer.dtype();
             let mut own = Buffer::heap(Numel(shard.own.len()), dtype);
-            cast(shard.buffer.range(shard.own.clone()), own.view_mut());
+            cast(shard.view(), own.view_mut());
             let all = Buffer::heap(Numel(shard.own.len() * self.world_size().get()), dtype);
             let (_, all) = self.all_gather_into(own, all)?.wait()?;
             let start = end;
@@ -108,6 +108,13 @@ pub struct OwnShard {
     pub buffer: Buffer,
     /// The piece's elements in it; equally many on every rank.
     pub own: Range<usize>,
+}
+
+impl OwnShard {
+    /// The piece.
+    pub fn view(&self) -> View<'_> {
+        self.buffer.range(self.own.clone())
+    }
 }
 
 /// The operands of a reduce-scatter; they come back with the handle.

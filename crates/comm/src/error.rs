@@ -8,7 +8,7 @@ use oxizero_core::{ProcessGroup, Rank};
 ///
 /// Ranks are numbered as in the world, in sub-groups too. `Misuse` and `NotInGroup` are found
 /// before anything is sent, and leave the group as it was; every other error is final: later
-/// operations fail likewise.
+/// operations fail likewise. What fails on one rank alone (`System`) is `Aborted` on the others.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommError {
@@ -87,7 +87,7 @@ pub enum CommError {
         /// What failed, and what to do.
         why: String,
     },
-    /// The operating system refused memory or a descriptor.
+    /// The operating system refused memory or a descriptor, or what was set aside is used up.
     #[error("{operation}: {why}")]
     System {
         /// What was asked for.
@@ -95,4 +95,20 @@ pub enum CommError {
         /// The system's answer.
         why: String,
     },
+}
+
+impl CommError {
+    /// Whether only this rank knows of it, while the others wait.
+    pub(crate) fn is_of_this_rank_alone(&self) -> bool {
+        match self {
+            Self::PeerDead { .. }
+            | Self::Timeout { .. }
+            | Self::Mismatch { .. }
+            | Self::Aborted { .. } => false,
+            Self::Misuse { .. }
+            | Self::NotInGroup { .. }
+            | Self::Rendezvous { .. }
+            | Self::System { .. } => true,
+        }
+    }
 }

@@ -9,7 +9,9 @@ use oxizero_device::{Buffer, Region, View, ViewMut};
 
 use crate::operation::{Kind, Operation};
 use crate::transport::{Offer, Peers, Transport};
-use crate::{Allocated, CommError, Communicator, Handle, ReduceScatter, ReduceTarget, Traffic};
+use crate::{
+    Allocated, CommError, Communicator, Handle, OwnShard, ReduceScatter, ReduceTarget, Traffic,
+};
 
 /// One rank's communicator. Operations run when they are issued, on the calling thread.
 pub(crate) struct Group<T> {
@@ -33,6 +35,12 @@ impl<T: Transport> Group<T> {
         Self { transport, calls: Mutex::default(), traffic: Mutex::default() }
     }
 
+    /// The calls of this rank so far, unless one of them has failed.
+    fn calls(&self) -> Result<MutexGuard<'_, Calls>, CommError> {
+        let calls = lock(&self.calls);
+        calls.failure.clone().map_or(Ok(calls), Err)
+    }
+
     /// Runs the group's next operation; an error is final.
     fn run<R>(
         &self,
@@ -41,14 +49,20 @@ impl<T: Transport> Group<T> {
         numel: Numel,
         deed: impl FnOnce(&Operation) -> Result<R, CommError>,
     ) -> Result<R, CommError> {
-        let mut calls = lock(&self.calls);
-        if let Some(failure) = &calls.failure {
-            return Err(failure.clone());
-        }
+        let mut calls = self.calls()?;
         calls.count += 1;
         let result = deed(&Operation { sequence: calls.count, kind, dtype, numel });
-        calls.failure = result.as_ref().err().cloned();
-        result
+        self.settle(&mut calls, result)
+    }
+
+    /// Keeps an error, and tells it to the others where they cannot know it.
+    fn settle<R>(&self, calls: &mut Calls, result: Result<R, CommError>) -> Result<R, CommError> {
+        result.inspect_err(|error| {
+            if error.is_of_this_rank_alone() {
+                self.transport.abort(&error.to_string());
+            }
+            calls.failure = Some(error.clone());
+        })
     }
 
     fn others(&self) -> impl Iterator<Item = Rank> {
@@ -91,11 +105,7 @@ impl<T: Transport> Group<T> {
             let own = View::of_bytes(&own.bytes()[shard.clone()], dtype);
             tree_sum(&self.inputs(own, peers, &shard), sum, combine);
         };
-        self.transport.meet(
-            operation,
-            Offer { region: partial.region_mut(), range: all },
-            &mut read,
-        )?;
+        self.transport.meet(operation, Offer::Range(partial.region_mut(), all), &mut read)?;
         self.count_collective(Bytes(shard.len()) * (self.world_size().get() - 1));
         Ok(op)
     }
@@ -137,6 +147,48 @@ impl<T: Transport> Group<T> {
         }
         copied
     }
+
+    /// Refuses to go on unless every rank's pieces are as long as this rank's.
+    fn compare_pieces(
+        &self,
+        operation: &Operation,
+        own: &[&[u8]],
+        peers: &dyn Peers,
+    ) -> Result<(), CommError> {
+        let size = operation.dtype.map_or(1, DType::size);
+        let text = |index, bytes: &[u8]| {
+            format!("{operation} whose shard {index} has {} elements", bytes.len() / size)
+        };
+        for other in self.others() {
+            for (index, own) in own.iter().enumerate() {
+                let piece = peers.piece(other, index);
+                if piece.len() != own.len() {
+                    let world = self.transport.members().ranks();
+                    return Err(CommError::Mismatch {
+                        sequence: operation.sequence,
+                        rank: world[self.rank().0],
+                        expected: text(index, own),
+                        other: world[other.0],
+                        got: text(index, piece),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies every rank's pieces to their places in `full`; returns how much was the others'.
+    fn gather_pieces(&self, own: &[&[u8]], full: &mut Region, peers: &dyn Peers) -> Bytes {
+        let mut end = 0;
+        for (index, own) in own.iter().enumerate() {
+            for rank in self.world_size().ranks() {
+                let bytes = if rank == self.rank() { own } else { peers.piece(rank, index) };
+                full.range_mut(end..end + bytes.len()).copy_from_slice(bytes);
+                end += bytes.len();
+            }
+        }
+        full.len() - Bytes(own.iter().map(|piece| piece.len()).sum())
+    }
 }
 
 impl<T: Transport> Communicator for Group<T> {
@@ -175,11 +227,7 @@ impl<T: Transport> Communicator for Group<T> {
             let range = self.shard(full.len(), self.rank());
             let mut copied = Bytes(0);
             let mut read = |own: &mut Region, peers: &dyn Peers| copied = self.gather(own, peers);
-            self.transport.meet(
-                operation,
-                Offer { region: full.region_mut(), range },
-                &mut read,
-            )?;
+            self.transport.meet(operation, Offer::Range(full.region_mut(), range), &mut read)?;
             self.count_collective(copied);
             Ok(full)
         };
@@ -201,15 +249,34 @@ impl<T: Transport> Communicator for Group<T> {
                 full.region_mut().range_mut(target.clone()).copy_from_slice(own.bytes());
                 copied = self.gather(full.region_mut(), peers);
             };
-            self.transport.meet(
-                operation,
-                Offer { region: shard.region_mut(), range },
-                &mut read,
-            )?;
+            self.transport.meet(operation, Offer::Range(shard.region_mut(), range), &mut read)?;
             self.count_collective(copied);
             Ok((shard, full))
         };
         Ok(Handle::done(self.run(Kind::AllGather, Some(dtype), numel, deed)))
+    }
+
+    fn all_gather_many(
+        &self,
+        shards: Vec<OwnShard>,
+        mut full: Buffer,
+    ) -> Result<Handle<(Vec<OwnShard>, Buffer)>, CommError> {
+        check_gather_many(&shards, &full, self.world_size())?;
+        let kind = Kind::AllGatherMany { shards: shards.len() };
+        let (dtype, numel) = (full.dtype(), full.numel());
+        let deed = |operation: &Operation| {
+            let pieces: Vec<&[u8]> = shards.iter().map(|shard| shard.view().bytes()).collect();
+            let mut copied = Ok(Bytes(0));
+            let mut read = |_: &mut Region, peers: &dyn Peers| {
+                copied = self
+                    .compare_pieces(operation, &pieces, peers)
+                    .map(|()| self.gather_pieces(&pieces, full.region_mut(), peers));
+            };
+            self.transport.meet(operation, Offer::Pieces(&pieces), &mut read)?;
+            self.count_collective(copied?);
+            Ok((shards, full))
+        };
+        Ok(Handle::done(self.run(kind, Some(dtype), numel, deed)))
     }
 
     fn broadcast(&self, mut buffer: Buffer, root: Rank) -> Result<Handle<Buffer>, CommError> {
@@ -226,8 +293,7 @@ impl<T: Transport> Communicator for Group<T> {
                     copied = copy(peers, root, own, all.clone());
                 }
             };
-            let offer = Offer { region: buffer.region_mut(), range };
-            self.transport.meet(operation, offer, &mut read)?;
+            self.transport.meet(operation, Offer::Range(buffer.region_mut(), range), &mut read)?;
             self.count_collective(copied);
             Ok(buffer)
         };
@@ -236,16 +302,13 @@ impl<T: Transport> Communicator for Group<T> {
 
     fn exchange(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
         self.run(Kind::Exchange, None, Numel(bytes.len()), |operation| {
-            let mut region = Region::heap(Bytes(bytes.len()));
-            region.bytes_mut().copy_from_slice(bytes);
             let mut all = vec![bytes.to_vec(); self.world_size().get()];
             let mut read = |_: &mut Region, peers: &dyn Peers| {
                 for rank in self.others() {
-                    all[rank.0].copy_from_slice(peers.bytes(rank, 0..bytes.len()));
+                    all[rank.0].copy_from_slice(peers.piece(rank, 0));
                 }
             };
-            let offer = Offer { region: &mut region, range: 0..bytes.len() };
-            self.transport.meet(operation, offer, &mut read)?;
+            self.transport.meet(operation, Offer::Pieces(&[bytes]), &mut read)?;
             lock(&self.traffic).exchanges += 1;
             Ok(all)
         })
@@ -253,8 +316,7 @@ impl<T: Transport> Communicator for Group<T> {
 
     fn barrier(&self) -> Result<(), CommError> {
         self.run(Kind::Barrier, None, Numel(0), |operation| {
-            let offer = Offer { region: &mut Region::heap(Bytes(0)), range: 0..0 };
-            self.transport.meet(operation, offer, &mut |_, _| {})?;
+            self.transport.meet(operation, Offer::Pieces(&[]), &mut |_, _| {})?;
             lock(&self.traffic).exchanges += 1;
             Ok(())
         })
@@ -271,9 +333,13 @@ impl<T: Transport> Communicator for Group<T> {
             let problem = format!("rank {stranger} is not in the group that is split");
             return Err(misuse("split", problem));
         }
-        let split = Self::new(self.transport.split(group)?);
-        split.barrier()?;
-        *lock(&split.traffic) = Traffic::default();
+        let mut calls = self.calls()?;
+        let split = self.settle(&mut calls, self.transport.split(group))?;
+        let split = Self::new(split);
+        let numel = Operation::split(group).numel;
+        split.run(Kind::Split, None, numel, |operation| {
+            split.transport.meet(operation, Offer::Pieces(&[]), &mut |_, _| {})
+        })?;
         Ok(Box::new(split))
     }
 
@@ -329,6 +395,32 @@ fn check_gather_into(
             full.dtype()
         );
         return Err(misuse("all-gather", problem));
+    }
+    Ok(())
+}
+
+fn check_gather_many(
+    shards: &[OwnShard],
+    full: &Buffer,
+    world_size: WorldSize,
+) -> Result<(), CommError> {
+    let refuse = |problem| Err(misuse("all-gather", problem));
+    for (index, OwnShard { buffer, own }) in shards.iter().enumerate() {
+        if buffer.dtype() != full.dtype() {
+            let (one, other) = (buffer.dtype(), full.dtype());
+            return refuse(format!("shard {index} is {one}, and what it is gathered into {other}"));
+        }
+        if own.start > own.end || own.end > buffer.numel().0 {
+            let numel = buffer.numel();
+            return refuse(format!("shard {index} is {own:?} of a buffer of {numel} elements"));
+        }
+    }
+    let own = Numel(shards.iter().map(|shard| shard.own.len()).sum());
+    if own * world_size.get() != full.numel() {
+        let (count, full) = (shards.len(), full.numel());
+        return refuse(format!(
+            "{count} shards of {own} elements in all, on {world_size} ranks, do not make {full}"
+        ));
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use oxizero_core::{DType, Numel, Rank};
+use oxizero_core::{DType, Numel, ProcessGroup, Rank};
 
 use crate::CommError;
 
@@ -22,31 +22,41 @@ pub(crate) struct Operation {
 pub(crate) enum Kind {
     ReduceScatter,
     AllGather,
+    /// An all-gather of so many shards a rank; their sizes are compared when they are read.
+    AllGatherMany {
+        shards: usize,
+    },
     Broadcast {
         root: Rank,
     },
     Exchange,
     Barrier,
     AllocReplica,
-    /// The meeting of a new group; its numel is the number of members.
+    /// The first meeting of a new group; its numel is the number of members.
     Split,
 }
 
 impl Operation {
+    /// The first meeting of `group`.
+    pub(crate) fn split(group: &ProcessGroup) -> Self {
+        Self { sequence: 1, kind: Kind::Split, dtype: None, numel: Numel(group.size().get()) }
+    }
+
     /// For memory that processes share.
     pub(crate) fn to_words(self) -> [u64; 3] {
-        let (kind, root) = match self.kind {
-            Kind::ReduceScatter => (0, Rank(0)),
-            Kind::AllGather => (1, Rank(0)),
-            Kind::Broadcast { root } => (2, root),
-            Kind::Exchange => (3, Rank(0)),
-            Kind::Barrier => (4, Rank(0)),
-            Kind::AllocReplica => (5, Rank(0)),
-            Kind::Split => (6, Rank(0)),
+        let (kind, detail) = match self.kind {
+            Kind::ReduceScatter => (0, 0),
+            Kind::AllGather => (1, 0),
+            Kind::Broadcast { root } => (2, root.0 as u64),
+            Kind::Exchange => (3, 0),
+            Kind::Barrier => (4, 0),
+            Kind::AllocReplica => (5, 0),
+            Kind::Split => (6, 0),
+            Kind::AllGatherMany { shards } => (7, shards as u64),
         };
         let dtype = self.dtype.and_then(|dtype| DType::ALL.iter().position(|d| *d == dtype));
         let dtype = dtype.map_or(0, |index| index + 1) as u64;
-        [self.sequence, kind | dtype << 8 | (root.0 as u64) << 16, self.numel.0 as u64]
+        [self.sequence, kind | dtype << 8 | detail << 16, self.numel.0 as u64]
     }
 
     /// What [`to_words`](Self::to_words) wrote.
@@ -55,14 +65,16 @@ impl Operation {
     ///
     /// If something else wrote it.
     pub(crate) fn from_words([sequence, word, numel]: [u64; 3]) -> Self {
+        let detail = (word >> 16) as usize;
         let kind = match word & 0xff {
             0 => Kind::ReduceScatter,
             1 => Kind::AllGather,
-            2 => Kind::Broadcast { root: Rank((word >> 16) as usize) },
+            2 => Kind::Broadcast { root: Rank(detail) },
             3 => Kind::Exchange,
             4 => Kind::Barrier,
             5 => Kind::AllocReplica,
             6 => Kind::Split,
+            7 => Kind::AllGatherMany { shards: detail },
             kind => panic!("no operation has the code {kind}"),
         };
         let dtype = (word >> 8 & 0xff) as usize;
@@ -94,6 +106,7 @@ impl fmt::Display for Operation {
         match self.kind {
             Kind::ReduceScatter => write!(f, "reduce-scatter")?,
             Kind::AllGather => write!(f, "all-gather")?,
+            Kind::AllGatherMany { shards } => write!(f, "all-gather from {shards} shards a rank")?,
             Kind::Broadcast { root } => write!(f, "broadcast from rank {root}")?,
             Kind::Exchange => write!(f, "exchange")?,
             Kind::Barrier => return write!(f, "barrier"),

@@ -88,7 +88,35 @@ enum Presence {
 #[derive(Clone)]
 struct Post {
     operation: Operation,
-    offer: Arc<Region>,
+    offer: Arc<Copied>,
+}
+
+/// What a member offers: its pieces, one after the other.
+struct Copied {
+    region: Region,
+    pieces: Vec<Range<usize>>,
+}
+
+impl Copied {
+    fn of(offer: &Offer<'_>) -> Self {
+        match offer {
+            Offer::Range(region, range) => Self::concat(&[&region.bytes()[range.clone()]]),
+            Offer::Pieces(pieces) => Self::concat(pieces),
+        }
+    }
+
+    fn concat(all: &[&[u8]]) -> Self {
+        let mut region = Region::heap(Bytes(all.iter().map(|piece| piece.len()).sum()));
+        let mut pieces = Vec::with_capacity(all.len());
+        let mut start = 0;
+        for bytes in all {
+            let piece = start..start + bytes.len();
+            region.range_mut(piece.clone()).copy_from_slice(bytes);
+            start = piece.end;
+            pieces.push(piece);
+        }
+        Self { region, pieces }
+    }
 }
 
 impl Meeting {
@@ -167,10 +195,8 @@ impl Transport for ThreadTransport {
         read: &mut dyn FnMut(&mut Region, &dyn Peers),
     ) -> Result<(), CommError> {
         let alone = self.members.size() == WorldSize::ONE;
-        let range = if alone { 0..0 } else { offer.range };
-        let mut copy = Region::heap(Bytes(range.len()));
-        copy.bytes_mut().copy_from_slice(&offer.region.bytes()[range]);
-        let post = Post { operation: *operation, offer: Arc::new(copy) };
+        let copied = if alone { Copied::concat(&[]) } else { Copied::of(&offer) };
+        let post = Post { operation: *operation, offer: Arc::new(copied) };
 
         let mut state = self.lock();
         if let Some(failure) = &state.failure {
@@ -186,13 +212,16 @@ impl Transport for ThreadTransport {
         let ranks = self.members.ranks();
         let others = ranks.iter().zip(&posts).map(|(rank, post)| (*rank, post.operation));
         operation.agree(ranks[self.rank.0], others)?;
-        read(offer.region, &Copies(posts));
+        match offer {
+            Offer::Range(region, _) => read(region, &Copies(posts)),
+            Offer::Pieces(_) => read(&mut Region::heap(Bytes(0)), &Copies(posts)),
+        }
 
         let mut state = self.lock();
         self.seat(&mut state).read = operation.sequence;
         self.world.changed.notify_all();
         let mut state = self.wait(state, operation, |seat| seat.read >= operation.sequence)?;
-        let offer = Arc::new(Region::heap(Bytes(0))); // nobody needs the copy any more
+        let offer = Arc::new(Copied::concat(&[])); // nobody needs the copy any more
         self.seat(&mut state).posted = Some(Post { operation: *operation, offer });
         Ok(())
     }
@@ -202,8 +231,7 @@ impl Transport for ThreadTransport {
     }
 
     fn alloc_replica(&self, operation: &Operation) -> Result<Region, CommError> {
-        let offer = Offer { region: &mut Region::heap(Bytes(0)), range: 0..0 };
-        self.meet(operation, offer, &mut |_, _| {})?;
+        self.meet(operation, Offer::Pieces(&[]), &mut |_, _| {})?;
         Ok(Region::heap(Bytes(operation.numel.0)))
     }
 
@@ -257,8 +285,13 @@ fn open(meetings: &mut Vec<Meeting>, group: &ProcessGroup) -> usize {
 struct Copies(Vec<Post>);
 
 impl Peers for Copies {
+    fn piece(&self, rank: Rank, index: usize) -> &[u8] {
+        let Copied { region, pieces } = &*self.0[rank.0].offer;
+        &region.bytes()[pieces[index].clone()]
+    }
+
     fn bytes(&self, rank: Rank, range: Range<usize>) -> &[u8] {
-        &self.0[rank.0].offer.bytes()[range]
+        &self.0[rank.0].offer.region.bytes()[range]
     }
 
     fn lies_at(&self, _rank: Rank, _address: usize) -> bool {

@@ -20,8 +20,8 @@ pub(crate) trait Transport: Send + Sync + Sized + 'static {
     /// Posts `operation` and `offer`, waits until every member has posted, compares, calls `read`
     /// once, and waits until every member has read.
     ///
-    /// `read` is given the offer's region back. It may write to those bytes of it that no other
-    /// member reads in this operation.
+    /// `read` is given the offer's region back, or an empty one. It may write to those bytes of it
+    /// that no other member reads in this operation.
     fn meet(
         &self,
         operation: &Operation,
@@ -49,13 +49,18 @@ pub(crate) trait Transport: Send + Sync + Sized + 'static {
 }
 
 /// The bytes that the other members may read during one operation.
-pub(crate) struct Offer<'a> {
-    pub(crate) region: &'a mut Region,
-    pub(crate) range: Range<usize>,
+pub(crate) enum Offer<'a> {
+    /// So many bytes of one region.
+    Range(&'a mut Region, Range<usize>),
+    /// Several runs of bytes, wherever they lie.
+    Pieces(&'a [&'a [u8]]),
 }
 
 /// What the other members offer.
 pub(crate) trait Peers {
+    /// What `rank`, another member, offers as its piece `index`; it offers as many as this rank.
+    fn piece(&self, rank: Rank, index: usize) -> &[u8];
+
     /// The bytes of `range` of what `rank`, another member, offers; on a multiple of 64 bytes
     /// where the offer and the range start on one.
     fn bytes(&self, rank: Rank, range: Range<usize>) -> &[u8];

@@ -26,7 +26,7 @@ pub(super) struct Control {
     failure: AtomicU64,
     /// Posted when a group was opened.
     pub(super) opened: Signal,
-    /// By rank: whether it has left in good order.
+    /// By rank: whether it has left the world by itself.
     departed: [AtomicU32; RANKS_MAX],
     reasons: [Reason; RANKS_MAX],
     pub(super) meetings: [Meeting; GROUPS_MAX],
@@ -36,6 +36,7 @@ pub(super) struct Control {
 /// Why a rank has aborted: written by that rank alone, once, before its failure is.
 #[repr(C)]
 struct Reason {
+    claimed: AtomicU32,
     len: AtomicU32,
     text: [AtomicU8; REASON_BYTES_MAX],
 }
@@ -54,15 +55,16 @@ impl Control {
         }
     }
 
-    /// Makes `failure` the world's, unless there is one already; returns the first.
-    ///
-    /// A rank aborts for its first reason only: the caller sees to that.
+    /// Makes `failure` the world's, unless there is one already; returns the first. A rank aborts
+    /// for its first reason only.
     pub(super) fn fail(&self, failure: Failure) -> Failure {
         let word = match &failure {
             Failure::Dead(rank) => encode(DEAD, *rank, *rank),
             Failure::Late { rank, waiter } => encode(LATE, *rank, *waiter),
             Failure::Aborted(rank, why) => {
-                self.reasons[rank.0].write(why);
+                if !self.reasons[rank.0].write(why) {
+                    return self.failure().unwrap_or(failure);
+                }
                 encode(ABORTED, *rank, *rank)
             }
         };
@@ -72,7 +74,7 @@ impl Control {
         self.failure().unwrap_or(failure)
     }
 
-    /// Says that `rank` ends in good order.
+    /// Says that `rank` leaves the world by itself: its end is no failure.
     pub(super) fn depart(&self, rank: Rank) {
         self.departed[rank.0].store(1, SeqCst);
     }
@@ -97,10 +99,15 @@ fn encode(kind: u8, rank: Rank, waiter: Rank) -> u64 {
 }
 
 impl Reason {
-    fn write(&self, why: &str) {
+    /// Whether this is the first reason, which alone is kept.
+    fn write(&self, why: &str) -> bool {
+        if self.claimed.swap(1, SeqCst) != 0 {
+            return false;
+        }
         let len = why.floor_char_boundary(REASON_BYTES_MAX);
         self.text.iter().zip(why[..len].bytes()).for_each(|(to, byte)| to.store(byte, SeqCst));
         self.len.store(len as u32, SeqCst);
+        true
     }
 
     fn read(&self) -> String {

@@ -1,17 +1,19 @@
 //! One rank's end of a group in shared memory.
 
+use std::ops::Range;
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use oxizero_core::{Bytes, Numel, ProcessGroup, Rank};
+use oxizero_core::{Bytes, ProcessGroup, Rank, WorldSize};
 use oxizero_device::Region;
 
 use super::Process;
 use super::control::{Meeting, Seat};
-use super::memory::Offers;
+use super::memory::{Offers, PIECE_BYTES, piece_to_bytes};
 use super::section::Reservation;
 use super::signal::Signal;
-use crate::operation::{Kind, Operation};
+use crate::operation::Operation;
 use crate::transport::{Failure, Offer, Peers, Transport};
 use crate::{Allocated, CommError};
 
@@ -97,39 +99,82 @@ impl ShmTransport {
         failure.map_or(Ok(()), |failure| Err(failure.error(operation, self.deadline)))
     }
 
-    /// Where what is offered lies in the shared memory; what lies elsewhere is copied there first.
+    /// Where what is offered lies in the shared memory, or the list of where its pieces do. What
+    /// lies elsewhere is copied there first.
     fn place(
         &self,
         offer: &Offer<'_>,
         staging: &mut Option<Region>,
-    ) -> Result<std::ops::Range<usize>, CommError> {
-        let mapping = &self.process.mapping;
-        let len = offer.range.len();
-        if len == 0 {
+    ) -> Result<Range<usize>, CommError> {
+        if self.members.size() == WorldSize::ONE {
             return Ok(0..0);
         }
-        if let Some(start) = mapping.offset(offer.region.start()) {
-            return Ok(start + offer.range.start..start + offer.range.end);
+        match offer {
+            Offer::Range(region, range) => {
+                let bytes = &region.bytes()[range.clone()];
+                if let Some(place) = self.place_of(bytes) {
+                    return Ok(place);
+                }
+                let (block, place) = self.stage(staging, bytes.len())?;
+                block.range_mut(0..bytes.len()).copy_from_slice(bytes);
+                Ok(place)
+            }
+            Offer::Pieces(pieces) => self.list(pieces, staging),
         }
-        let mut block = match staging.take() {
+    }
+
+    /// Lists where `pieces` lie, in front of copies of those that do not lie in shared memory.
+    fn list(
+        &self,
+        pieces: &[&[u8]],
+        staging: &mut Option<Region>,
+    ) -> Result<Range<usize>, CommError> {
+        let places: Vec<_> = pieces.iter().map(|piece| self.place_of(piece)).collect();
+        let list_len = pieces.len() * PIECE_BYTES;
+        let copied = pieces.iter().zip(&places).filter(|(_, place)| place.is_none());
+        let copied_len: usize = copied.map(|(piece, _)| piece.len()).sum();
+        let (block, place) = self.stage(staging, list_len + copied_len)?;
+        let mut next = list_len;
+        for (index, (piece, lies_at)) in pieces.iter().zip(places).enumerate() {
+            let lies_at = lies_at.unwrap_or_else(|| {
+                let copy = next..next + piece.len();
+                block.range_mut(copy.clone()).copy_from_slice(piece);
+                next = copy.end;
+                place.start + copy.start..place.start + copy.end
+            });
+            let entry = index * PIECE_BYTES..(index + 1) * PIECE_BYTES;
+            block.range_mut(entry).copy_from_slice(&piece_to_bytes(lies_at));
+        }
+        Ok(place.start..place.start + list_len)
+    }
+
+    /// Where `bytes` lie in the shared memory, if they do.
+    fn place_of(&self, bytes: &[u8]) -> Option<Range<usize>> {
+        if bytes.is_empty() {
+            return Some(0..0);
+        }
+        let start = self.process.mapping.offset(NonNull::from(bytes).cast())?;
+        Some(start..start + bytes.len())
+    }
+
+    /// At least `len` bytes of shared memory to pass other memory on through, and where they lie.
+    fn stage<'a>(
+        &self,
+        staging: &'a mut Option<Region>,
+        len: usize,
+    ) -> Result<(&'a mut Region, Range<usize>), CommError> {
+        let block = match staging.take() {
             Some(block) if block.len().0 >= len => block,
             _ => self.process.section.staging(Bytes(len))?,
         };
-        block.range_mut(0..len).copy_from_slice(&offer.region.bytes()[offer.range.clone()]);
-        let start = mapping.offset(block.start()).expect("staging lies in shared memory");
-        *staging = Some(block);
-        Ok(start..start + len)
+        let place = self.place_of(&block.bytes()[..len]).expect("staging lies in shared memory");
+        Ok((staging.insert(block), place))
     }
 
     /// Waits for the first member of `group` to open a place for it.
     fn await_opening(&self, group: &ProcessGroup, rank: Rank) -> Result<usize, CommError> {
         let control = self.process.control();
-        let operation = Operation {
-            sequence: 0,
-            kind: Kind::Split,
-            dtype: None,
-            numel: Numel(group.size().get()),
-        };
+        let operation = Operation::split(group);
         let first = group.ranks()[0];
         let started = Instant::now();
         loop {
@@ -148,6 +193,18 @@ impl ShmTransport {
                 self.failed(&operation, new)
             };
             control.opened.wait(count.wrapping_add(1), 0, look)?;
+        }
+    }
+}
+
+/// Held while others may read what this rank offers. A panic drops the offer before they have
+/// read it, which is a failure as any other.
+struct Lent<'a>(&'a ShmTransport);
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.abort("it panicked in a collective");
         }
     }
 }
@@ -176,7 +233,12 @@ impl Transport for ShmTransport {
         let others = self.seats().map(|(rank, seat)| (rank, seat.operation()));
         operation.agree(self.process.rank, others)?;
         let offers = self.seats().map(|(_, seat)| seat.offer()).collect();
-        read(offer.region, &Offers::new(&self.process.mapping, offers));
+        let offers = Offers::new(&self.process.mapping, offers);
+        let _lent = Lent(self);
+        match offer {
+            Offer::Range(region, _) => read(region, &offers),
+            Offer::Pieces(_) => read(&mut Region::heap(Bytes(0)), &offers),
+        }
 
         own.read.post(operation.sequence as u32);
         self.wait(operation, |seat| &seat.read)?;
@@ -192,36 +254,24 @@ impl Transport for ShmTransport {
     fn alloc_replica(&self, operation: &Operation) -> Result<Region, CommError> {
         let bytes = Bytes(operation.numel.0);
         let section = &self.process.section;
-        let first = self.rank == Rank(0);
-        let mut reserved = None;
-        if first && bytes.0 > 0 {
-            reserved = Some(section.reserve_replica(bytes, self.members.size().get()));
+        if bytes.0 == 0 {
+            self.meet(operation, Offer::Pieces(&[]), &mut |_, _| {})?;
+            return Ok(Region::heap(bytes));
         }
         let mut words = Region::heap(Bytes(Reservation::BYTES));
-        if let Some(Ok(reservation)) = &reserved {
+        let first = self.rank == Rank(0);
+        if first {
+            let reservation = section.reserve_replica(bytes, self.members.size().get())?;
             words.bytes_mut().copy_from_slice(&reservation.to_bytes());
         }
-        let mut told = [0; Reservation::BYTES];
+        let mut reservation = [0; Reservation::BYTES];
         let range = 0..Reservation::BYTES;
         let mut read = |own: &mut Region, peers: &dyn Peers| {
             let from = if first { own.bytes() } else { peers.bytes(Rank(0), range.clone()) };
-            told.copy_from_slice(from);
+            reservation.copy_from_slice(from);
         };
-        let offer = Offer { region: &mut words, range: range.clone() };
-        self.meet(operation, offer, &mut read)?;
-        if let Some(Err(error)) = reserved {
-            return Err(error);
-        }
-        if bytes.0 == 0 {
-            return Ok(Region::heap(bytes));
-        }
-        match Reservation::from_bytes(told) {
-            Some(reservation) => Ok(section.replica(reservation, bytes)),
-            None => Err(CommError::System {
-                operation: "allocate a replica",
-                why: format!("rank {} has no memory for it", self.members.ranks()[0]),
-            }),
-        }
+        self.meet(operation, Offer::Range(&mut words, range.clone()), &mut read)?;
+        Ok(section.replica(Reservation::from_bytes(reservation), bytes))
     }
 
     fn shares_replicas(&self) -> bool {
@@ -249,10 +299,7 @@ impl Transport for ShmTransport {
     }
 
     fn abort(&self, why: &str) {
-        let Process { rank, aborted, .. } = &*self.process;
-        aborted.call_once(|| {
-            self.process.control().fail(Failure::Aborted(*rank, why.to_owned()));
-        });
+        self.process.control().fail(Failure::Aborted(self.process.rank, why.to_owned()));
     }
 
     fn allocated(&self) -> Allocated {

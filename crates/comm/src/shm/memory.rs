@@ -7,16 +7,19 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
-use oxizero_core::{Rank, WorldSize};
+use oxizero_core::{Bytes, Rank, WorldSize};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::control::Control;
 use crate::CommError;
 use crate::transport::Peers;
 
-/// Addresses for one rank's allocations. Only what is written to takes memory.
-const SECTION: usize = 1 << 40;
+/// Addresses for one rank's allocations, at least. Only what is written to takes memory.
+const SECTION_MIN: usize = 4 << 30;
+/// Addresses for all ranks' allocations, at most: a process has twice as many.
+const SECTIONS_LEN_MAX: usize = 1 << 46;
 /// Where the first section starts: the control pages end before it.
 const SECTIONS: usize = (size_of::<Control>() + PAGE).next_multiple_of(1 << 21);
 pub(super) const PAGE: usize = 1 << 12;
@@ -25,6 +28,7 @@ pub(super) const PAGE: usize = 1 << 12;
 pub(super) struct Mapping {
     start: NonNull<u8>,
     len: usize,
+    world_size: WorldSize,
     file: OwnedFd,
 }
 
@@ -39,52 +43,66 @@ pub(super) fn create(world_size: WorldSize) -> Result<OwnedFd, CommError> {
     let make = || {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("oxizero", flags)?;
-        rustix::fs::ftruncate(&file, len(world_size) as u64)?;
+        let len = SECTIONS + world_size.get() * section_len(world_size);
+        rustix::fs::ftruncate(&file, len as u64)?;
         rustix::fs::fcntl_add_seals(&file, SEALS)?;
         Ok(file)
     };
     make().map_err(|errno| system("create shared memory", errno))
 }
 
-/// Refuses memory that could shrink under a reader, or that has another size.
+/// Refuses memory that could shrink under a reader, or whose size [`create`] would not choose.
 pub(super) fn verify(file: &OwnedFd, world_size: WorldSize) -> Result<(), String> {
     let seals = rustix::fs::fcntl_get_seals(file).map_err(|errno| errno.to_string())?;
     if !seals.contains(SEALS) {
         return Err(format!("the shared memory lacks seals: it has {seals:?}"));
     }
-    let size = rustix::fs::fstat(file).map_err(|errno| errno.to_string())?.st_size;
-    if usize::try_from(size) != Ok(len(world_size)) {
-        return Err(format!("the shared memory has {size} bytes; {} expected", len(world_size)));
+    let len = len(file).map_err(|errno| errno.to_string())?;
+    let sections = len.checked_sub(SECTIONS).filter(|sections| *sections > 0);
+    if sections.is_none_or(|sections| !sections.is_multiple_of(world_size.get() * PAGE)) {
+        return Err(format!("the shared memory's {len} bytes are not for {world_size} ranks"));
     }
     Ok(())
 }
 
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-fn len(world_size: WorldSize) -> usize {
-    SECTIONS + world_size.get() * SECTION
+fn len(file: &OwnedFd) -> rustix::io::Result<usize> {
+    usize::try_from(rustix::fs::fstat(file)?.st_size).map_err(|_| Errno::OVERFLOW)
 }
 
-/// The addresses of `rank`'s own allocations.
-pub(super) fn section(rank: Rank) -> Range<usize> {
-    let start = SECTIONS + rank.0 * SECTION;
-    start..start + SECTION
+/// Addresses for one rank: twice the machine's memory and more, so that gaps do no harm, but not
+/// many times, since addresses may be limited. Rank 0 decides, and the others go by the file's
+/// size.
+fn section_len(world_size: WorldSize) -> usize {
+    let machine = rustix::system::sysinfo();
+    let memory = u64::from(machine.mem_unit) * (machine.totalram + machine.totalswap);
+    let enough = usize::try_from(2 * memory).ok().and_then(usize::checked_next_power_of_two);
+    let most = (SECTIONS_LEN_MAX / world_size.get()).next_multiple_of(PAGE);
+    enough.unwrap_or(most).clamp(SECTION_MIN, most)
 }
 
 impl Mapping {
     /// Maps what [`create`] made, or [`verify`] accepted.
     pub(super) fn new(file: OwnedFd, world_size: WorldSize) -> Result<Self, CommError> {
-        let len = len(world_size);
+        let len = len(&file).map_err(|errno| system("measure shared memory", errno))?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: the kernel chooses an unused address.
         let start =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, flags, &file, 0) };
-        let start = start.map_err(|errno| system("map shared memory", errno))?;
+        let start = start.map_err(|errno| not_mapped(errno, len, world_size))?;
         // SAFETY: the range was mapped just now; whether it is dumped changes no byte of it.
         let _ = unsafe { rustix::mm::madvise(start, len, Advice::LinuxDontDump) };
         let start = NonNull::new(start.cast()).expect("the kernel maps nothing at zero");
-        Ok(Self { start, len, file })
+        Ok(Self { start, len, world_size, file })
+    }
+
+    /// The addresses of `rank`'s own allocations.
+    pub(super) fn section(&self, rank: Rank) -> Range<usize> {
+        let len = (self.len - SECTIONS) / self.world_size.get();
+        let start = SECTIONS + rank.0 * len;
+        start..start + len
     }
 
     /// The control pages.
@@ -122,6 +140,20 @@ impl Drop for Mapping {
     }
 }
 
+/// A member that offers several pieces offers a list of where they lie, so many bytes for each.
+pub(super) const PIECE_BYTES: usize = 16;
+
+pub(super) fn piece_to_bytes(place: Range<usize>) -> [u8; PIECE_BYTES] {
+    bytemuck::cast([place.start as u64, place.len() as u64])
+}
+
+/// What [`piece_to_bytes`] wrote.
+fn piece_from_bytes(bytes: [u8; PIECE_BYTES]) -> Range<usize> {
+    let words: [u64; 2] = bytemuck::cast(bytes);
+    let [start, len] = words.map(|word| word as usize);
+    start..start.saturating_add(len)
+}
+
 /// What the members of a group offer during one operation.
 pub(super) struct Offers<'a> {
     mapping: &'a Mapping,
@@ -130,24 +162,38 @@ pub(super) struct Offers<'a> {
 
 impl<'a> Offers<'a> {
     /// `ranges` were posted for the operation that is running, by members who write to no byte of
-    /// them that another member reads until all have read.
+    /// them, nor of the pieces that are listed there, that another member reads until all have
+    /// read.
     pub(super) fn new(mapping: &'a Mapping, ranges: Vec<Range<usize>>) -> Self {
-        let fits = |range: &Range<usize>| range.is_empty() || range.end <= mapping.len;
-        assert!(ranges.iter().all(fits), "offers {ranges:?} lie outside of the mapping");
         Self { mapping, ranges }
+    }
+
+    fn slice(&self, range: Range<usize>) -> &[u8] {
+        let end = range.start.checked_add(range.len()).filter(|end| *end <= self.mapping.len);
+        assert!(end.is_some(), "an offer of {range:?} lies outside of the mapping");
+        let start = self.mapping.address(range.start);
+        // SAFETY: in bounds by the assertion, and initialised, as all of a memfd is. Nobody writes
+        // to it meanwhile: its owner lent it to the operation, which completes for the owner when
+        // this process, too, has said that it has read; `ShmTransport::meet` keeps that order, and
+        // the collectives keep each rank's writes off what others read. Where the operation fails
+        // for the owner once others may read, the world's failure is set before the owner has its
+        // memory back, and from then on `Section` neither clears nor hands out again what is
+        // dropped. (Where ranks disagree on the operation, all of them find that before they read.)
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), range.len()) }
     }
 }
 
 impl Peers for Offers<'_> {
+    fn piece(&self, rank: Rank, index: usize) -> &[u8] {
+        let entry = index * PIECE_BYTES..(index + 1) * PIECE_BYTES;
+        let entry = self.bytes(rank, entry).try_into().expect("the length of an entry");
+        self.slice(piece_from_bytes(entry))
+    }
+
     fn bytes(&self, rank: Rank, range: Range<usize>) -> &[u8] {
         let offer = &self.ranges[rank.0];
         assert!(range.end <= offer.len(), "{range:?} of {} offered bytes", offer.len());
-        let start = self.mapping.address(offer.start + range.start);
-        // SAFETY: in bounds by the assertions here and in `new`, and initialised, as all of a
-        // memfd is. Nobody writes to it meanwhile: its owner lent it to the operation, which ends
-        // for the owner when this process, too, has said that it has read; `Transport::meet`
-        // keeps that order, and the collectives keep each rank's writes off what others read.
-        unsafe { std::slice::from_raw_parts(start.as_ptr(), range.len()) }
+        self.slice(offer.start + range.start..offer.start + range.end)
     }
 
     fn lies_at(&self, rank: Rank, address: usize) -> bool {
@@ -156,7 +202,19 @@ impl Peers for Offers<'_> {
     }
 }
 
-pub(super) fn system(operation: &'static str, errno: rustix::io::Errno) -> CommError {
+fn not_mapped(errno: Errno, len: usize, world_size: WorldSize) -> CommError {
+    let advice = match errno {
+        Errno::NOMEM => {
+            "; these are addresses only, and the limit of addresses is lower: raise it (`ulimit -v \
+             unlimited`), or start fewer ranks"
+        }
+        _ => "",
+    };
+    let why = format!("{} for {world_size} ranks: {errno}{advice}", Bytes(len));
+    CommError::System { operation: "map shared memory", why }
+}
+
+pub(super) fn system(operation: &'static str, errno: Errno) -> CommError {
     CommError::System { operation, why: errno.to_string() }
 }
 
@@ -177,12 +235,35 @@ mod tests {
         let file = create(WorldSize::ONE).unwrap();
         assert!(rustix::fs::ftruncate(&file, 1).is_err());
         assert!(rustix::fs::ftruncate(&file, 1 << 50).is_err());
-        let two = WorldSize::new(2).unwrap();
-        assert!(verify(&file, two).unwrap_err().contains("bytes"));
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let unsealed = rustix::fs::memfd_create("unsealed", flags).unwrap();
-        rustix::fs::ftruncate(&unsealed, len(WorldSize::ONE) as u64).unwrap();
+        assert!(verify(&file, WorldSize::new(3).unwrap()).unwrap_err().contains("for 3 ranks"));
+        let unsealed = unsealed(len(&file).unwrap());
         assert!(verify(&unsealed, WorldSize::ONE).unwrap_err().contains("seals"));
+    }
+
+    fn unsealed(len: usize) -> OwnedFd {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("unsealed", flags).unwrap();
+        rustix::fs::ftruncate(&file, len as u64).unwrap();
+        file
+    }
+
+    #[test]
+    fn sections_follow_each_other_and_fill_the_memory() {
+        for size in [1, 2, 3, 64] {
+            let world_size = WorldSize::new(size).unwrap();
+            let mapping = Mapping::new(create(world_size).unwrap(), world_size).unwrap();
+            let sections: Vec<_> = world_size.ranks().map(|rank| mapping.section(rank)).collect();
+            assert!(sections.iter().all(|section| section.len() >= SECTION_MIN));
+            assert!(sections.windows(2).all(|pair| pair[0].end == pair[1].start));
+            assert_eq!((sections[0].start, sections[size - 1].end), (SECTIONS, mapping.len));
+        }
+    }
+
+    #[test]
+    fn a_limit_of_addresses_is_named() {
+        let beyond_any = unsealed(1 << 57);
+        let error = Mapping::new(beyond_any, WorldSize::ONE).err().unwrap().to_string();
+        assert!(error.contains("ulimit -v") && error.contains("map shared memory"), "{error}");
     }
 
     #[test]

@@ -21,7 +21,7 @@ mod socket;
 mod watch;
 
 use std::ffi::OsString;
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 use std::time::Duration;
 
 use oxizero_core::{ProcessGroup, Rank, WorldSize};
@@ -84,14 +84,13 @@ pub fn connect(options: Options) -> Result<Box<dyn Communicator>, CommError> {
     ))))
 }
 
-/// What all groups of this process share. Dropping it is the good-bye.
+/// What all groups of this process share. Dropping it says that this rank leaves.
 struct Process {
     rank: Rank,
     mapping: Arc<Mapping>,
     section: Arc<Section>,
     /// Turns that a wait spins: none where ranks must take turns on the processors.
     spins: u32,
-    aborted: Once,
     watcher: Option<Watcher>,
 }
 
@@ -105,8 +104,8 @@ impl Process {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let spins = if options.world_size.get() <= processors { SPINS } else { 0 };
         let section = Section::new(Arc::clone(&mapping), rank);
-        let watcher = Some(Watcher::start(Arc::clone(&mapping), peers)?);
-        Ok(Self { rank, mapping, section, spins, aborted: Once::new(), watcher })
+        let watcher = Some(Watcher::start(Arc::clone(&mapping), rank, peers)?);
+        Ok(Self { rank, mapping, section, spins, watcher })
     }
 
     fn control(&self) -> &Control {

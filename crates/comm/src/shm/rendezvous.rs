@@ -2,7 +2,7 @@
 //!
 //! Rank 0 listens on a unix socket; the others connect and say who they are. When all have come,
 //! rank 0 sends each the memory and everybody's process number. Whatever goes wrong is told to
-//! everybody who has come, in rank 0's words.
+//! everybody who has come, as rank 0 puts it.
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
@@ -23,7 +23,7 @@ pub(super) struct Peer {
 }
 
 /// The first word of every message. Changes with the form of messages or of the control pages.
-const HELLO: u64 = u64::from_le_bytes(*b"oxizero2");
+const HELLO: u64 = u64::from_le_bytes(*b"oxizero3");
 const WELCOME: u64 = HELLO + 1;
 const REFUSAL: u64 = HELLO + 2;
 
@@ -47,7 +47,7 @@ struct Host<'a> {
     options: &'a Options,
     listener: OwnedFd,
     /// Connected, and not yet known by rank.
-    strangers: Vec<OwnedFd>,
+    unknown: Vec<OwnedFd>,
     /// By rank; rank 0 has none.
     joined: Vec<Option<(i32, OwnedFd)>>,
 }
@@ -60,7 +60,7 @@ impl<'a> Host<'a> {
             why: format!("cannot listen under {}: {}", name.display(), advice(errno)),
         })?;
         let joined = options.world_size.ranks().map(|_| None).collect();
-        Ok(Self { options, listener, strangers: Vec::new(), joined })
+        Ok(Self { options, listener, unknown: Vec::new(), joined })
     }
 
     fn gather(mut self) -> Result<(OwnedFd, Vec<Peer>), CommError> {
@@ -89,7 +89,7 @@ impl<'a> Host<'a> {
         let joined = self.joined.iter().enumerate();
         let joined = joined.filter_map(|(rank, peer)| Some((Rank(rank), &peer.as_ref()?.1)));
         let (ranks, mut sockets): (Vec<Rank>, Vec<&OwnedFd>) = joined.unzip();
-        sockets.extend(&self.strangers);
+        sockets.extend(&self.unknown);
         sockets.push(&self.listener);
         let ready = socket::wait(&sockets, until).map_err(|errno| errno.to_string())?;
 
@@ -98,16 +98,11 @@ impl<'a> Host<'a> {
             return Err(format!("rank {} ended before all had joined", ranks[index]));
         }
         if let Some(index) = others.iter().position(|ready| *ready) {
-            if index < self.strangers.len() {
-                let stranger = self.strangers.swap_remove(index);
-                return self.introduce(stranger);
+            if index < self.unknown.len() {
+                let connection = self.unknown.swap_remove(index);
+                return self.introduce(connection);
             }
-            let stranger = socket::accept(&self.listener).map_err(|errno| errno.to_string())?;
-            // Another user's process is not answered at all.
-            if matches!(socket::peer(&stranger), Ok((_, true))) {
-                self.strangers.push(stranger);
-            }
-            return Ok(());
+            return self.accept().map_err(|errno| errno.to_string());
         }
         Err(format!(
             "{} of {} did not come within {:?}; look at their output",
@@ -117,9 +112,22 @@ impl<'a> Host<'a> {
         ))
     }
 
-    /// Takes a stranger's first message. Who speaks another language is not answered.
-    fn introduce(&mut self, stranger: OwnedFd) -> Result<(), String> {
-        let Ok((message, _)) = socket::receive(&stranger) else { return Ok(()) };
+    /// Takes a new connection, if there still is one.
+    fn accept(&mut self) -> rustix::io::Result<()> {
+        match socket::accept(&self.listener) {
+            // Another user's process is not answered at all.
+            Ok(connection) if !matches!(socket::peer(&connection), Ok((_, true))) => {}
+            Ok(connection) => self.unknown.push(connection),
+            // Whoever connected has given up.
+            Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+        Ok(())
+    }
+
+    /// Takes the first message of a new connection. Any other message than these is not answered.
+    fn introduce(&mut self, connection: OwnedFd) -> Result<(), String> {
+        let Ok((message, _)) = socket::receive(&connection) else { return Ok(()) };
         let Some([HELLO, rank, world_size]) = words(&message) else { return Ok(()) };
         let expected = self.options.world_size.get();
         let refusal = match self.joined.get(rank as usize) {
@@ -131,11 +139,11 @@ impl<'a> Host<'a> {
             None => Some(format!("a world of {expected} has no rank {rank}")),
         };
         if let Some(why) = refusal {
-            self.strangers.push(stranger);
+            self.unknown.push(connection);
             return Err(why);
         }
-        let (pid, _) = socket::peer(&stranger).map_err(|errno| errno.to_string())?;
-        self.joined[rank as usize] = Some((pid, stranger));
+        let (pid, _) = socket::peer(&connection).map_err(|errno| errno.to_string())?;
+        self.joined[rank as usize] = Some((pid, connection));
         Ok(())
     }
 
@@ -160,7 +168,7 @@ impl<'a> Host<'a> {
         let why = &why[..why.floor_char_boundary(socket::MESSAGE_BYTES_MAX - 8)];
         let message = [&REFUSAL.to_ne_bytes(), why.as_bytes()].concat();
         let joined = self.joined.iter().flatten().map(|(_, socket)| socket);
-        for socket in joined.chain(&self.strangers) {
+        for socket in joined.chain(&self.unknown) {
             // Who is gone need not be told.
             let _ = socket::send(socket, &message, None);
         }
@@ -176,14 +184,14 @@ fn connect(options: &Options) -> Result<(OwnedFd, Vec<Peer>), String> {
     }
     let hello = [HELLO, options.rank.0 as u64, options.world_size.get() as u64];
     socket::send(&socket, bytemuck::cast_slice(&hello), None)
-        .map_err(|errno| format!("rank 0 does not listen any more: {errno}"))?;
+        .map_err(|errno| format!("rank 0 has closed the connection: {errno}"))?;
 
     let ready = socket::wait(&[&socket], until + GRACE).map_err(|errno| errno.to_string())?;
     if ready == [false] {
         return Err(format!("rank 0 has not answered within {:?}", options.deadline));
     }
     let ended = "rank 0 ended before all had joined; look at its output";
-    // The first attempt may find that rank 0 has closed without reading; its last words come then.
+    // The first attempt may find that rank 0 has closed without reading; what it sent comes then.
     let received = socket::receive(&socket).or_else(|_| socket::receive(&socket));
     let (message, file) = received.map_err(|_| ended.to_owned())?;
     match message.first_chunk().map(|word| u64::from_ne_bytes(*word)) {

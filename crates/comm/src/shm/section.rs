@@ -2,6 +2,9 @@
 //!
 //! Free memory is always zero: it is cleared when it is given back, so that handing it out is
 //! only arithmetic, and its pages come when they are first written to.
+//!
+//! After a failure nothing is cleared or used again: a collective that did not complete may have
+//! left a rank that still reads.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -12,7 +15,7 @@ use oxizero_device::{REGION_ALIGN, Region};
 
 use super::control::Holders;
 use super::free_list::FreeList;
-use super::memory::{self, Mapping, PAGE};
+use super::memory::{Mapping, PAGE};
 use crate::{Allocated, CommError};
 
 /// Blocks from this size on are whole pages, so that all of their memory can be given back.
@@ -34,7 +37,7 @@ struct Books {
 
 impl Section {
     pub(super) fn new(mapping: Arc<Mapping>, rank: Rank) -> Arc<Self> {
-        let books = Books { free: FreeList::new(memory::section(rank)), replicas: Vec::new() };
+        let books = Books { free: FreeList::new(mapping.section(rank)), replicas: Vec::new() };
         let (own, replicas) = (AtomicUsize::new(0), AtomicUsize::new(0));
         Arc::new(Self { mapping, books: Mutex::new(books), own, replicas })
     }
@@ -119,6 +122,11 @@ impl Section {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Zeroes what nobody refers to any more; whether it may be used again.
+    fn clear(&self, range: &Range<usize>) -> bool {
+        self.mapping.control().failure().is_none() && self.mapping.clear(range.clone()).is_ok()
+    }
+
     fn holders(&self, index: usize) -> &Holders {
         &self.mapping.control().replicas[index]
     }
@@ -139,11 +147,11 @@ impl Reservation {
         bytemuck::cast([self.index as u64, self.start as u64, self.len as u64])
     }
 
-    /// What [`to_bytes`](Self::to_bytes) wrote; zeros are none.
-    pub(super) fn from_bytes(bytes: [u8; Self::BYTES]) -> Option<Self> {
+    /// What [`to_bytes`](Self::to_bytes) wrote.
+    pub(super) fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
         let words: [u64; 3] = bytemuck::cast(bytes);
         let [index, start, len] = words.map(|word| word as usize);
-        (len > 0).then_some(Self { index, start, len })
+        Self { index, start, len }
     }
 }
 
@@ -157,8 +165,7 @@ struct OwnBlock {
 impl Drop for OwnBlock {
     fn drop(&mut self) {
         self.section.own.fetch_sub(self.counted.0, Relaxed);
-        // What cannot be cleared is not used again.
-        if self.section.mapping.clear(self.range.clone()).is_ok() {
+        if self.section.clear(&self.range) {
             self.section.books().free.give(self.range.clone());
         }
     }
@@ -176,6 +183,46 @@ impl Drop for ReplicaBlock {
     fn drop(&mut self) {
         let section = &self.section;
         section.replicas.fetch_sub(self.bytes.0, Relaxed);
-        section.holders(self.index).release(|| section.mapping.clear(self.range.clone()).is_ok());
+        section.holders(self.index).release(|| section.clear(&self.range));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use oxizero_core::WorldSize;
+
+    use super::super::memory::Offers;
+    use super::*;
+    use crate::transport::{Failure, Peers};
+
+    #[test]
+    fn what_is_dropped_after_a_failure_stays_as_it_is_for_those_who_still_read() {
+        let world_size = WorldSize::ONE;
+        let mapping = Mapping::new(super::super::memory::create(world_size).unwrap(), world_size);
+        let mapping = Arc::new(mapping.unwrap());
+        let section = Section::new(Arc::clone(&mapping), Rank(0));
+        let place = |region: &Region| mapping.offset(region.start()).unwrap();
+        let bytes = Bytes(1 << 20);
+
+        let before = section.alloc(bytes).unwrap();
+        let first = place(&before);
+        drop(before);
+        let mut own = section.alloc(bytes).unwrap();
+        assert_eq!(place(&own), first);
+        let reservation = section.reserve_replica(bytes, 1).unwrap();
+        let mut replica = section.replica(reservation, bytes);
+        own.bytes_mut().fill(7);
+        replica.bytes_mut().fill(7);
+        let places = [place(&own), place(&replica)];
+
+        mapping.control().fail(Failure::Late { rank: Rank(1), waiter: Rank(0) });
+        drop((own, replica));
+        let new = section.alloc(bytes).unwrap();
+        let offers = Offers::new(&mapping, places.map(|start| start..start + bytes.0).to_vec());
+        for (rank, start) in places.into_iter().enumerate() {
+            assert!(offers.bytes(Rank(rank), 0..bytes.0).iter().all(|byte| *byte == 7));
+            assert_ne!(place(&new), start);
+        }
+        assert_eq!(section.allocated(), Allocated { own: bytes, replicas: Bytes(0) });
     }
 }

@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 
 use oxizero_core::Rank;
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags};
 
 use super::memory::{Mapping, system};
@@ -26,7 +27,11 @@ struct Sign {
 }
 
 impl Watcher {
-    pub(super) fn start(mapping: Arc<Mapping>, peers: Vec<Peer>) -> Result<Self, CommError> {
+    pub(super) fn start(
+        mapping: Arc<Mapping>,
+        rank: Rank,
+        peers: Vec<Peer>,
+    ) -> Result<Self, CommError> {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)
             .map_err(|errno| system("watch the other ranks", errno))?;
         let stop = Arc::new(stop);
@@ -34,7 +39,13 @@ impl Watcher {
         let stopped = Arc::clone(&stop);
         let thread = std::thread::Builder::new()
             .name("oxizero-watch".to_owned())
-            .spawn(move || watch(&mapping, signs, stopped.as_fd()))
+            .spawn(move || {
+                // Unwatched, the others' ends would go unnoticed until the deadline.
+                if let Err(errno) = watch(&mapping, signs, stopped.as_fd()) {
+                    let why = format!("it cannot watch the other ranks any more: {errno}");
+                    mapping.control().fail(Failure::Aborted(rank, why));
+                }
+            })
             .map_err(|error| CommError::System {
                 operation: "watch the other ranks",
                 why: error.to_string(),
@@ -61,23 +72,26 @@ fn signs(mapping: &Mapping, peers: Vec<Peer>) -> Vec<Sign> {
         signs.extend(socket.map(|file| Sign { rank, file }));
         match Pid::from_raw(pid).map(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty())) {
             Some(Ok(file)) => signs.push(Sign { rank, file }),
-            Some(Err(rustix::io::Errno::SRCH)) => ended(mapping, rank),
+            Some(Err(Errno::SRCH)) => ended(mapping, rank),
             _ => {}
         }
     }
     signs
 }
 
-fn watch(mapping: &Mapping, mut signs: Vec<Sign>, stop: BorrowedFd<'_>) {
+/// Returns when `stop` is readable.
+fn watch(mapping: &Mapping, mut signs: Vec<Sign>, stop: BorrowedFd<'_>) -> rustix::io::Result<()> {
     loop {
         let flags = PollFlags::IN | PollFlags::RDHUP;
         let mut polled: Vec<_> = signs.iter().map(|sign| PollFd::new(&sign.file, flags)).collect();
         polled.push(PollFd::new(&stop, PollFlags::IN));
-        // Interrupted or not, what is ready says so.
-        let _ = rustix::event::poll(&mut polled, None);
+        match rustix::event::poll(&mut polled, None) {
+            Err(Errno::INTR) => continue,
+            result => result?,
+        };
         let ready: Vec<bool> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
         if ready[signs.len()] {
-            return;
+            return Ok(());
         }
         let mut ready = ready.into_iter();
         signs.retain(|sign| {
@@ -90,7 +104,7 @@ fn watch(mapping: &Mapping, mut signs: Vec<Sign>, stop: BorrowedFd<'_>) {
     }
 }
 
-/// A rank that has said good-bye may end; whoever still waits for it finds that it has left.
+/// A rank that has left the world may end; whoever still waits for it finds that it has left.
 fn ended(mapping: &Mapping, rank: Rank) {
     if !mapping.control().has_departed(rank) {
         mapping.control().fail(Failure::Dead(rank));

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use oxizero_comm::{CommError, Communicator, ReduceScatter, ReduceTarget};
+use oxizero_comm::{CommError, Communicator, OwnShard, ReduceScatter, ReduceTarget};
 use oxizero_core::{DType, Numel, ProcessGroup, Rank};
 use oxizero_device::Buffer;
 use oxizero_device::kernels::Combine;
@@ -14,7 +14,15 @@ fn full(comm: &dyn Communicator, shard: usize, dtype: DType) -> Buffer {
     Buffer::heap(Numel(shard * comm.world_size().get()), dtype)
 }
 
-const CALLS: [Call; 9] = [
+fn gather_many(comm: &dyn Communicator, count: usize) -> Result<(), CommError> {
+    let buffer = || Buffer::heap(Numel(6 / count), DType::F32);
+    let shard = |_| OwnShard { buffer: buffer(), own: 0..6 / count };
+    comm.all_gather_many((0..count).map(shard).collect(), full(comm, 6, DType::F32))?
+        .wait()
+        .map(drop)
+}
+
+const CALLS: [Call; 11] = [
     (|comm| comm.barrier(), "barrier"),
     (|comm| comm.exchange(&[0; 3]).map(drop), "exchange of 3 bytes"),
     (|comm| comm.exchange(&[0; 4]).map(drop), "exchange of 4 bytes"),
@@ -31,6 +39,8 @@ const CALLS: [Call; 9] = [
         },
         "reduce-scatter of",
     ),
+    (|comm| gather_many(comm, 2), "all-gather from 2 shards"),
+    (|comm| gather_many(comm, 3), "all-gather from 3 shards"),
 ];
 
 /// In a group of its own each time, the last rank calls one thing and the others another.

@@ -4,6 +4,7 @@
 mod cases;
 mod data;
 mod failures;
+mod many;
 mod processes;
 
 use std::time::Duration;
@@ -43,6 +44,10 @@ conformance! {
     cases::traffic_is_counted,
     cases::groups_work_apart,
     cases::memory_is_zeroed_whenever_it_is_handed_out,
+    many::many_shards_are_one_collective,
+    many::shards_of_replicas_are_gathered,
+    many::other_sizes_of_shards_are_named,
+    many::shards_that_do_not_fit_are_refused,
     failures::mismatches_name_both_sides,
     failures::misuse_is_refused_and_harmless,
     failures::an_abort_reaches_every_rank,

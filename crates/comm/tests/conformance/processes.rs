@@ -19,6 +19,10 @@ const ROLES: &[(&str, Case)] = &[
     ("take_turns", take_turns),
     ("give_memory_back", give_memory_back),
     ("share_replicas", share_replicas),
+    ("run_out_of_addresses", run_out_of_addresses),
+    ("run_out_of_groups", run_out_of_groups),
+    ("watch_with_too_few_files", watch_with_too_few_files),
+    ("split_and_leave", split_and_leave),
 ];
 
 /// Stands for `main` in the processes that the tests start, and does nothing in the tests' own.
@@ -276,4 +280,113 @@ fn share_replicas(comm: Box<dyn Communicator>) {
 #[test]
 fn replicas_are_one_memory() {
     World::start("share_replicas", 3, DEADLINE).finish(None);
+}
+
+/// The others learn at once what failed on one rank alone.
+fn expect_rank_1_to_fail(comm: &dyn Communicator, result: Result<(), CommError>, why: &str) {
+    match (comm.rank(), result) {
+        (Rank(1), Err(error @ CommError::System { .. })) => {
+            assert!(error.to_string().contains(why), "{error}");
+        }
+        (_, Err(CommError::Aborted { rank: Rank(1), why: told })) => {
+            assert!(told.contains(why), "{told}");
+        }
+        (_, result) => panic!("{result:?} instead of a failure of rank 1"),
+    }
+}
+
+/// Rank 1 cannot set aside what it has on the heap, nor memory for a replica.
+fn run_out_of_addresses(comm: Box<dyn Communicator>) {
+    let mut all = Vec::new();
+    if comm.rank() == Rank(1) {
+        for bytes in (6..47).rev().map(|power| Bytes(1 << power)) {
+            all.extend(std::iter::from_fn(|| comm.alloc(bytes).ok()));
+        }
+    }
+    comm.barrier().unwrap();
+    let full = Buffer::heap(Numel(comm.world_size().get() << 10), DType::F32);
+    let result = comm.all_gather(full).unwrap().wait().map(drop);
+    expect_rank_1_to_fail(&*comm, result, "do not fit into what is left");
+    expect_rank_1_to_fail(&*comm, comm.barrier(), "do not fit into what is left");
+}
+
+/// Rank 1 is the first of many groups, and finds no place for one more.
+fn run_out_of_groups(comm: Box<dyn Communicator>) {
+    let group = oxizero_core::ProcessGroup::new(vec![Rank(1), Rank(2)]).unwrap();
+    comm.barrier().unwrap();
+    if group.rank_of(comm.rank()).is_none() {
+        return expect_rank_1_to_fail(&*comm, comm.barrier(), "groups are open already");
+    }
+    let mut open = Vec::new();
+    let error = loop {
+        match comm.split(&group) {
+            Ok(group) => open.push(group),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(open.len(), 63);
+    expect_rank_1_to_fail(&*comm, Err(error), "groups are open already");
+    expect_rank_1_to_fail(&*comm, comm.barrier(), "groups are open already");
+}
+
+#[test]
+fn what_fails_on_one_rank_ends_the_others_waiting() {
+    for case in ["run_out_of_addresses", "run_out_of_groups"] {
+        let started = Instant::now();
+        World::start(case, 3, DEADLINE).finish(None);
+        assert!(started.elapsed() < DEADLINE / 3, "{case}: {:?}", started.elapsed());
+    }
+}
+
+/// The system does not let rank 0 watch so many ranks any more, once it has to look again.
+fn watch_with_too_few_files(comm: Box<dyn Communicator>) {
+    use rustix::process::{Resource, Rlimit};
+    if comm.rank() == Rank(0) {
+        let few = Rlimit { current: Some(2), maximum: Some(2) };
+        rustix::process::setrlimit(Resource::Nofile, few).unwrap();
+    }
+    let _ = comm.barrier(); // it may have had to look again already
+    if comm.rank() == Rank(3) {
+        return;
+    }
+    let others = oxizero_core::ProcessGroup::new((0..3).map(Rank).collect()).unwrap();
+    let error = loop {
+        match comm.split(&others) {
+            Ok(_) => std::thread::sleep(Duration::from_millis(1)),
+            Err(error) => break error.to_string(),
+        }
+    };
+    assert!(error.contains("rank 0 gave up: it cannot watch the other ranks"), "{error}");
+}
+
+#[test]
+fn a_rank_that_cannot_watch_the_others_says_so() {
+    World::start("watch_with_too_few_files", 4, DEADLINE).finish(None);
+}
+
+/// Groups come and go; most often, a group's first member is the last to leave, and clears its
+/// place while the others already look for the group's next one.
+fn split_and_leave(comm: Box<dyn Communicator>) {
+    let groups = [&[0, 1][..], &[1, 2], &[0, 1, 2], &[0, 2]];
+    let groups = groups.map(|ranks| {
+        oxizero_core::ProcessGroup::new(ranks.iter().copied().map(Rank).collect()).unwrap()
+    });
+    for round in 0..ROUNDS {
+        let group = &groups[round / 64 % groups.len()];
+        if group.rank_of(comm.rank()).is_none() {
+            continue;
+        }
+        let part = comm.split(group).unwrap();
+        part.barrier().unwrap_or_else(|error| panic!("round {round}, {group:?}: {error}"));
+        if part.rank() == Rank(0) {
+            (0..round % 64).for_each(|_| std::hint::spin_loop());
+        }
+    }
+}
+
+const ROUNDS: usize = 24_000;
+
+#[test]
+fn places_of_groups_are_taken_again_and_again() {
+    World::start("split_and_leave", 3, DEADLINE).finish(None);
 }
