@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use oxizero_core::{Bytes, Numel, ProcessGroup, Rank, WorldSize};
-use oxizero_device::kernels::{Combine, cast};
+use oxizero_core::{Bytes, ProcessGroup, Rank, WorldSize};
+use oxizero_device::kernels::Combine;
 use oxizero_device::{Buffer, Region, View};
 
 use crate::{CommError, Handle};
@@ -49,26 +49,15 @@ pub trait Communicator: Send + Sync {
         full: Buffer,
     ) -> Result<Handle<(Buffer, Buffer)>, CommError>;
 
-    /// Concatenates several all-gathers into one `full`: shard after shard, every rank's piece in
-    /// rank order. One collective where the back end can do that; here, one a shard.
+    /// Several all-gathers in one collective. It concatenates into `full`, which is this rank's own
+    /// memory: shard after shard, and of each every rank's piece, in rank order.
+    ///
+    /// All are of one dtype; shards of the same place in `shards` are equally long on every rank.
     fn all_gather_many(
         &self,
         shards: Vec<OwnShard>,
-        mut full: Buffer,
-    ) -> Result<Handle<(Vec<OwnShard>, Buffer)>, CommError> {
-        let mut end = 0;
-        for shard in &shards {
-            let dtype = shard.buffer.dtype();
-            let mut own = Buffer::heap(Numel(shard.own.len()), dtype);
-            cast(shard.view(), own.view_mut());
-            let all = Buffer::heap(Numel(shard.own.len() * self.world_size().get()), dtype);
-            let (_, all) = self.all_gather_into(own, all)?.wait()?;
-            let start = end;
-            end += all.numel().0;
-            cast(all.view(), full.range_mut(start..end));
-        }
-        Ok(Handle::done(Ok((shards, full))))
-    }
+        full: Buffer,
+    ) -> Result<Handle<(Vec<OwnShard>, Buffer)>, CommError>;
 
     /// Sums every rank's `buffer`, and gives every rank the whole sum in its place.
     fn all_reduce(&self, buffer: Buffer) -> Result<Handle<Buffer>, CommError> {

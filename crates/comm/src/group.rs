@@ -328,9 +328,9 @@ impl<T: Transport> Communicator for Group<T> {
         if group.rank_of(me).is_none() {
             return Err(CommError::NotInGroup { rank: me, group: group.clone() });
         }
-        if let Some(stranger) = group.ranks().iter().find(|rank| members.rank_of(**rank).is_none())
+        if let Some(outsider) = group.ranks().iter().find(|rank| members.rank_of(**rank).is_none())
         {
-            let problem = format!("rank {stranger} is not in the group that is split");
+            let problem = format!("rank {outsider} is not in the group that is split");
             return Err(misuse("split", problem));
         }
         let mut calls = self.calls()?;

@@ -112,24 +112,24 @@ fn a_name_in_use_is_refused_at_once() {
     });
 }
 
-/// A stranger that says nothing, or nonsense, neither joins nor stops the others.
+/// A connection that sends nothing, or something else, neither joins nor stops the others.
 #[test]
-fn strangers_do_no_harm() {
+fn other_connections_do_no_harm() {
     use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
     let socket = name();
     std::thread::scope(|scope| {
         let first = scope.spawn(|| join(&socket, LATE, &[(0, 2)]).remove(0).map(drop));
         let address = SocketAddrUnix::new_abstract_name(socket.as_bytes()).unwrap();
-        let mut strangers = Vec::new();
-        while strangers.len() < 3 {
+        let mut others = Vec::new();
+        while others.len() < 3 {
             let kind = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
-            let stranger = rustix::net::socket_with(kind.0, kind.1, kind.2, None).unwrap();
-            if rustix::net::connect(&stranger, &address).is_ok() {
-                strangers.push(stranger);
+            let other = rustix::net::socket_with(kind.0, kind.1, kind.2, None).unwrap();
+            if rustix::net::connect(&other, &address).is_ok() {
+                others.push(other);
             }
         }
-        rustix::net::send(&strangers[1], b"GET / HTTP/1.1", SendFlags::empty()).unwrap();
-        drop(strangers.remove(2));
+        rustix::net::send(&others[1], b"GET / HTTP/1.1", SendFlags::empty()).unwrap();
+        drop(others.remove(2));
         let second = join(&socket, LATE, &[(1, 2)]).remove(0).map(drop);
         assert!(second.is_ok(), "{second:?}");
         assert!(first.join().unwrap().is_ok());
@@ -138,7 +138,7 @@ fn strangers_do_no_harm() {
 
 /// Neither side trusts another user. Only root can act as another user, so that others skip this.
 #[test]
-fn another_user_is_turned_away_by_both_sides() {
+fn another_user_is_refused_by_both_sides() {
     if !rustix::process::geteuid().is_root() {
         return;
     }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use oxizero_comm::{Allocated, CommError, Communicator, Handle, ReduceScatter, Traffic};
+use oxizero_comm::{Allocated, CommError, Communicator, Handle, OwnShard, ReduceScatter, Traffic};
 use oxizero_core::{Bytes, ProcessGroup, Random, Rank, WorldSize};
 use oxizero_device::{Buffer, Region};
 
@@ -157,6 +157,14 @@ impl Communicator for Watched {
         full: Buffer,
     ) -> Result<Handle<(Buffer, Buffer)>, CommError> {
         self.enter(Kind::AllGather)?.all_gather_into(shard, full)
+    }
+
+    fn all_gather_many(
+        &self,
+        shards: Vec<OwnShard>,
+        full: Buffer,
+    ) -> Result<Handle<(Vec<OwnShard>, Buffer)>, CommError> {
+        self.enter(Kind::AllGather)?.all_gather_many(shards, full)
     }
 
     fn broadcast(&self, buffer: Buffer, root: Rank) -> Result<Handle<Buffer>, CommError> {

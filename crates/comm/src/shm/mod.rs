@@ -44,7 +44,7 @@ pub struct Options {
     pub world_size: WorldSize,
     /// The name under which rank 0 listens until all have joined: at most 107 bytes, which no
     /// other world uses at the time. It is no path but a name in Linux's abstract namespace.
-    /// Processes of other users are turned away; one that can guess the name can take it first.
+    /// Processes of other users are refused; one that can guess the name can take it first.
     pub socket: OsString,
     /// How long a rank waits for another, from here on and in every operation.
     pub deadline: Duration,

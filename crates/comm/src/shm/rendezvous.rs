@@ -154,7 +154,7 @@ impl<'a> Host<'a> {
         for (rank, peer) in self.joined.iter().enumerate() {
             if let Some((_, socket)) = peer {
                 socket::send(socket, bytemuck::cast_slice(&message), Some(&file))
-                    .map_err(|errno| format!("rank {rank} cannot be welcomed: {errno}"))?;
+                    .map_err(|errno| format!("rank {rank} cannot be answered: {errno}"))?;
             }
         }
         let peers = self.joined.iter_mut().enumerate();

@@ -1,7 +1,9 @@
 //! Regions of shared memory: each rank allocates from its own section.
 //!
 //! Free memory is always zero: it is cleared when it is given back, so that handing it out is
-//! only arithmetic, and its pages come when they are first written to.
+//! only arithmetic, and its pages come when they are first written to. Only the last few blocks of
+//! middle size are kept as they are, since steps ask for the same sizes again and again, and new
+//! pages cost many times as much as zeroing old ones.
 //!
 //! After a failure nothing is cleared or used again: a collective that did not complete may have
 //! left a rank that still reads.
@@ -21,25 +23,36 @@ use crate::{Allocated, CommError};
 /// Blocks from this size on are whole pages, so that all of their memory can be given back.
 const WHOLE_PAGES_FROM: usize = 1 << 20;
 
+/// Blocks of at most so many bytes are kept for the next of their size, and at most so many: this
+/// is what a process may hold beyond what is allocated.
+const KEPT_BYTES_MAX: usize = 64 << 20;
+const KEPT_MAX: usize = 2;
+
 /// One process's allocator.
 pub(super) struct Section {
     mapping: Arc<Mapping>,
-    books: Mutex<Books>,
+    blocks: Mutex<Blocks>,
     own: AtomicUsize,
     replicas: AtomicUsize,
 }
 
-struct Books {
+struct Blocks {
     free: FreeList,
+    /// Neither free nor cleared; the last to be dropped comes last.
+    kept: Vec<Range<usize>>,
     /// Replicas that this rank has allocated: the index of their holders' count, and where.
     replicas: Vec<(usize, Range<usize>)>,
 }
 
 impl Section {
     pub(super) fn new(mapping: Arc<Mapping>, rank: Rank) -> Arc<Self> {
-        let books = Books { free: FreeList::new(mapping.section(rank)), replicas: Vec::new() };
+        let blocks = Blocks {
+            free: FreeList::new(mapping.section(rank)),
+            kept: Vec::new(),
+            replicas: Vec::new(),
+        };
         let (own, replicas) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Arc::new(Self { mapping, books: Mutex::new(books), own, replicas })
+        Arc::new(Self { mapping, blocks: Mutex::new(blocks), own, replicas })
     }
 
     pub(super) fn allocated(&self) -> Allocated {
@@ -51,25 +64,41 @@ impl Section {
 
     /// A region of this rank's own, counted in [`allocated`](Self::allocated).
     pub(super) fn alloc(self: &Arc<Self>, bytes: Bytes) -> Result<Region, CommError> {
-        self.own_region(bytes, bytes)
-    }
-
-    /// A region to pass other memory on through; not counted.
-    pub(super) fn staging(self: &Arc<Self>, bytes: Bytes) -> Result<Region, CommError> {
-        self.own_region(bytes, Bytes(0))
-    }
-
-    fn own_region(self: &Arc<Self>, bytes: Bytes, counted: Bytes) -> Result<Region, CommError> {
-        if bytes.0 == 0 {
-            return Ok(Region::heap(bytes));
+        let (mut region, is_zero) = self.own_region(bytes, bytes)?;
+        if !is_zero {
+            region.bytes_mut().fill(0);
         }
-        let range = self.take(&mut self.books(), bytes)?;
+        Ok(region)
+    }
+
+    /// A region to pass other memory on through, not zeroed; not counted.
+    pub(super) fn staging(self: &Arc<Self>, bytes: Bytes) -> Result<Region, CommError> {
+        Ok(self.own_region(bytes, Bytes(0))?.0)
+    }
+
+    /// A region, and whether it is zero.
+    fn own_region(
+        self: &Arc<Self>,
+        bytes: Bytes,
+        counted: Bytes,
+    ) -> Result<(Region, bool), CommError> {
+        if bytes.0 == 0 {
+            return Ok((Region::heap(bytes), true));
+        }
+        let mut blocks = self.blocks();
+        let kept = blocks.kept.iter().position(|range| Some(range.len()) == block_len(bytes));
+        let range = match kept {
+            Some(index) => blocks.kept.remove(index),
+            None => self.take(&mut blocks, bytes)?,
+        };
+        drop(blocks);
         self.own.fetch_add(counted.0, Relaxed);
         let start = self.mapping.address(range.start);
         let block = OwnBlock { section: Arc::clone(self), range, counted };
         // SAFETY: `block` keeps the mapping alive and the range out of the free list, which gave
         // it to nobody else; other ranks read of it only what is offered to them.
-        Ok(unsafe { Region::from_foreign(start, bytes, Box::new(block)) })
+        let region = unsafe { Region::from_foreign(start, bytes, Box::new(block)) };
+        Ok((region, kept.is_none()))
     }
 
     /// Sets memory aside for a replica with so many holders; what [`replica`](Self::replica)
@@ -79,15 +108,15 @@ impl Section {
         bytes: Bytes,
         holders: usize,
     ) -> Result<Reservation, CommError> {
-        let mut books = self.books();
-        let range = self.take(&mut books, bytes)?;
+        let mut blocks = self.blocks();
+        let range = self.take(&mut blocks, bytes)?;
         let entries = &self.mapping.control().replicas;
         let Some(index) = entries.iter().position(|entry| entry.claim(holders)) else {
-            books.free.give(range);
+            blocks.free.give(range);
             let why = format!("{} replicas are alive, and no more are possible", entries.len());
             return Err(CommError::System { operation: "allocate a replica", why });
         };
-        books.replicas.push((index, range.clone()));
+        blocks.replicas.push((index, range.clone()));
         Ok(Reservation { index, start: range.start, len: range.len() })
     }
 
@@ -105,31 +134,52 @@ impl Section {
         unsafe { Region::from_foreign(start, bytes, Box::new(block)) }
     }
 
-    fn take(&self, books: &mut Books, bytes: Bytes) -> Result<Range<usize>, CommError> {
+    fn take(&self, blocks: &mut Blocks, bytes: Bytes) -> Result<Range<usize>, CommError> {
         let returned = |(index, _): &mut (usize, Range<usize>)| self.holders(*index).reclaim();
-        for (_, range) in books.replicas.extract_if(.., returned) {
-            books.free.give(range);
+        for (_, range) in blocks.replicas.extract_if(.., returned) {
+            blocks.free.give(range);
         }
-        let align = if bytes.0 < WHOLE_PAGES_FROM { REGION_ALIGN } else { PAGE };
-        let len = bytes.0.checked_next_multiple_of(align);
-        len.and_then(|len| books.free.take(len, align)).ok_or_else(|| {
+        block_len(bytes).and_then(|len| blocks.free.take(len, align(bytes))).ok_or_else(|| {
             let why = format!("{bytes} do not fit into what is left of this rank's addresses");
             CommError::System { operation: "allocate shared memory", why }
         })
     }
 
-    fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    fn blocks(&self) -> MutexGuard<'_, Blocks> {
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps `range`, which nobody refers to any more; returns the one that was kept longest if
+    /// there are too many.
+    fn keep(&self, range: Range<usize>) -> Option<Range<usize>> {
+        if !self.may_use_again() {
+            return None;
+        }
+        let kept = &mut self.blocks().kept;
+        kept.push(range);
+        (kept.len() > KEPT_MAX).then(|| kept.remove(0))
     }
 
     /// Zeroes what nobody refers to any more; whether it may be used again.
     fn clear(&self, range: &Range<usize>) -> bool {
-        self.mapping.control().failure().is_none() && self.mapping.clear(range.clone()).is_ok()
+        self.may_use_again() && self.mapping.clear(range.clone()).is_ok()
+    }
+
+    fn may_use_again(&self) -> bool {
+        self.mapping.control().failure().is_none()
     }
 
     fn holders(&self, index: usize) -> &Holders {
         &self.mapping.control().replicas[index]
     }
+}
+
+fn align(bytes: Bytes) -> usize {
+    if bytes.0 < WHOLE_PAGES_FROM { REGION_ALIGN } else { PAGE }
+}
+
+fn block_len(bytes: Bytes) -> Option<usize> {
+    bytes.0.checked_next_multiple_of(align(bytes))
 }
 
 /// Where a replica lies, as its holders tell each other.
@@ -164,9 +214,15 @@ struct OwnBlock {
 
 impl Drop for OwnBlock {
     fn drop(&mut self) {
-        self.section.own.fetch_sub(self.counted.0, Relaxed);
-        if self.section.clear(&self.range) {
-            self.section.books().free.give(self.range.clone());
+        let section = &self.section;
+        section.own.fetch_sub(self.counted.0, Relaxed);
+        let mut dropped = Some(self.range.clone());
+        if (WHOLE_PAGES_FROM..=KEPT_BYTES_MAX).contains(&self.range.len()) {
+            dropped = section.keep(self.range.clone());
+        }
+        // What cannot be cleared is not used again.
+        if let Some(range) = dropped.filter(|range| section.clear(range)) {
+            section.blocks().free.give(range);
         }
     }
 }

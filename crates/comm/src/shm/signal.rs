@@ -13,7 +13,7 @@ pub(super) struct Signal {
     waiters: AtomicU32,
 }
 
-/// A sleeper looks around so often by itself: a wake-up may come between its look and its sleep.
+/// So often a waiter checks by itself: it may be woken between its check and its sleep.
 const SLICE: Duration = Duration::from_millis(50);
 
 impl Signal {
@@ -38,7 +38,7 @@ impl Signal {
         self.value().wrapping_sub(value).cast_signed() >= 0
     }
 
-    /// Makes every sleeper look around.
+    /// Makes everyone who waits check again.
     pub(super) fn wake(&self) {
         if self.waiters.load(SeqCst) > 0 {
             // The only errors are of addresses that are no memory.
@@ -47,12 +47,12 @@ impl Signal {
     }
 
     /// Waits until the counter has come to `value`: `spins` turns awake, then asleep. Before each
-    /// sleep `look` may give up.
+    /// sleep `check` may give up.
     pub(super) fn wait<E>(
         &self,
         value: u32,
         spins: u32,
-        mut look: impl FnMut() -> Result<(), E>,
+        mut check: impl FnMut() -> Result<(), E>,
     ) -> Result<(), E> {
         for _ in 0..spins {
             if self.has_reached(value) {
@@ -66,7 +66,7 @@ impl Signal {
             if self.has_reached(value) {
                 break Ok(());
             }
-            if let Err(error) = look() {
+            if let Err(error) = check() {
                 break Err(error);
             }
             self.sleep_unless_changed(now);
@@ -78,7 +78,7 @@ impl Signal {
     fn sleep_unless_changed(&self, now: u32) {
         let slice = SLICE.try_into().expect("a slice is a small number of nanoseconds");
         // It returns early when the counter has changed, on a wake-up, a signal, or in time: the
-        // caller looks again in every case.
+        // caller checks again in every case.
         let _ = futex::wait(&self.value, futex::Flags::empty(), now, Some(&slice));
     }
 

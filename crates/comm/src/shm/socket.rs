@@ -80,8 +80,7 @@ pub(super) fn receive(socket: &OwnedFd) -> Result<(Vec<u8>, Option<OwnedFd>)> {
     Ok((message, file))
 }
 
-/// Waits until one of `sockets` has something to say, and returns which have; none have when it
-/// is `until`.
+/// Waits until one of `sockets` is readable, and returns which are; none are when it is `until`.
 pub(super) fn wait(sockets: &[&OwnedFd], until: Instant) -> Result<Vec<bool>> {
     loop {
         let left = until.saturating_duration_since(Instant::now());

@@ -76,14 +76,14 @@ pub(crate) fn misuse_is_refused_and_harmless(comm: Box<dyn Communicator>) {
     let reduce = |partial, target| comm.reduce_scatter(ReduceScatter { partial, target }).err();
     let wrong_shard = ReduceTarget::Shard(buffer(3), Combine::Add);
     let wrong_full = ReduceTarget::ShardOf(buffer(2));
-    let stranger = ProcessGroup::new(vec![comm.rank(), Rank(9)]).unwrap();
+    let outsider = ProcessGroup::new(vec![comm.rank(), Rank(9)]).unwrap();
     let mut errors = vec![
         reduce(buffer(2 * world_size), wrong_shard),
         reduce(buffer(3 * world_size), wrong_full),
         comm.all_gather_into(buffer(2), buffer(2 * world_size + 1)).err(),
         comm.all_gather_into(Buffer::heap(Numel(2), DType::F16), buffer(2 * world_size)).err(),
         comm.broadcast(buffer(1), Rank(world_size)).err(),
-        comm.split(&stranger).err(),
+        comm.split(&outsider).err(),
     ];
     if world_size > 1 {
         errors.push(reduce(buffer(world_size + 1), ReduceTarget::InPlace));

@@ -223,7 +223,7 @@ fn resident_shared() -> usize {
 }
 
 fn give_memory_back(comm: Box<dyn Communicator>) {
-    let bytes = Bytes(16 << 20);
+    let bytes = Bytes(65 << 20);
     let held = |own, replicas| {
         let allocated = comm.allocated();
         assert_eq!((allocated.own, allocated.replicas), (own, replicas));
@@ -239,7 +239,7 @@ fn give_memory_back(comm: Box<dyn Communicator>) {
         }
         comm.barrier().unwrap();
         assert!(replica.bytes().iter().all(|byte| *byte == 2));
-        assert!(resident_shared() >= before + (32 << 20));
+        assert!(resident_shared() >= before + (130 << 20));
         comm.barrier().unwrap();
         drop((own, replica));
         held(Bytes(0), Bytes(0));
@@ -247,10 +247,24 @@ fn give_memory_back(comm: Box<dyn Communicator>) {
         assert!(resident_shared() < before + (1 << 20));
         comm.barrier().unwrap();
     }
-    let heap = Buffer::heap(Numel(1 << 20), DType::F32);
-    drop(comm.all_gather(heap).unwrap().wait().unwrap());
+    let heap = Buffer::heap(Numel(130 << 18), DType::F32);
+    let shard = Buffer::heap(Numel(65 << 18), DType::F32);
+    drop(comm.all_gather_into(shard, heap).unwrap().wait().unwrap());
     comm.barrier().unwrap();
     assert!(resident_shared() < before + (1 << 20), "heap memory was copied, and not given back");
+    keep_two_blocks(&*comm, before);
+}
+
+/// Of all the blocks of middle size that were used, the last two are kept.
+fn keep_two_blocks(comm: &dyn Communicator, before: usize) {
+    for mib in 1..20 {
+        comm.alloc(Bytes(mib << 20)).unwrap().bytes_mut().fill(1);
+    }
+    comm.barrier().unwrap();
+    let kept = resident_shared() - before;
+    assert!((37 << 20..40 << 20).contains(&kept), "{kept} bytes are kept");
+    let again = comm.alloc(Bytes(18 << 20)).unwrap();
+    assert!(again.bytes().iter().all(|byte| *byte == 0));
 }
 
 #[test]
