@@ -1,0 +1,116 @@
+//! Times of what all ranks do at once.
+
+use std::time::Instant;
+
+use oxizero_comm::{CommError, Communicator};
+
+use super::rows::Row;
+
+/// The times of this rank, by name in the order in which they first came.
+#[derive(Debug, Default)]
+pub(crate) struct Clock {
+    timed: Vec<Timed>,
+}
+
+#[derive(Debug)]
+struct Timed {
+    name: String,
+    reference: &'static str,
+    seconds: Vec<f64>,
+}
+
+/// A time that has begun, on all ranks.
+#[derive(Debug)]
+pub(crate) struct Lap(Instant);
+
+impl Lap {
+    /// Waits for all ranks, and starts.
+    pub(crate) fn start(comm: &dyn Communicator) -> Result<Self, CommError> {
+        comm.barrier()?;
+        Ok(Self(Instant::now()))
+    }
+}
+
+impl Clock {
+    /// Waits for all ranks, and keeps how long the slowest took. `reference` names what the time is
+    /// to be compared with.
+    pub(crate) fn stop(
+        &mut self,
+        lap: Lap,
+        name: &str,
+        reference: &'static str,
+        comm: &dyn Communicator,
+    ) -> Result<(), CommError> {
+        comm.barrier()?;
+        let seconds = lap.0.elapsed().as_secs_f64();
+        match self.timed.iter_mut().find(|timed| timed.name == name) {
+            Some(timed) => timed.seconds.push(seconds),
+            None => {
+                let name = name.to_owned();
+                self.timed.push(Timed { name, reference, seconds: vec![seconds] });
+            }
+        }
+        Ok(())
+    }
+
+    /// The medians, without hashes.
+    ///
+    /// # Panics
+    ///
+    /// If a reference was never timed.
+    pub(crate) fn rows(&self, ranks: usize) -> Vec<Row> {
+        let reference = |timed: &Timed| {
+            let found = self.timed.iter().find(|other| other.name == timed.reference);
+            median(&found.expect("a reference is timed in every round").seconds)
+        };
+        let row = |timed: &Timed| {
+            let median = median(&timed.seconds);
+            Row {
+                name: timed.name.clone(),
+                ranks,
+                median,
+                unit: "s",
+                reference: timed.reference,
+                ratio: median / reference(timed),
+                hash: None,
+            }
+        };
+        self.timed.iter().map(row).collect()
+    }
+}
+
+/// The middle one, or the mean of the two in the middle.
+fn median(values: &[f64]) -> f64 {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() % 2 {
+        1 => values[middle],
+        _ => f64::midpoint(values[middle - 1], values[middle]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_in_the_middle_whatever_the_order() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert_eq!(median(&[7.0]), 7.0);
+    }
+
+    #[test]
+    fn ratios_are_over_the_median_of_the_reference() {
+        let timed = |name: &str, seconds: &[f64]| Timed {
+            name: name.into(),
+            reference: "memcpy",
+            seconds: seconds.to_vec(),
+        };
+        let timed = vec![timed("memcpy", &[1.0, 9.0, 2.0]), timed("a", &[3.0, 3.0, 0.0])];
+        let rows = Clock { timed }.rows(2);
+        let ratios: Vec<_> = rows.iter().map(|row| (&*row.name, row.ratio)).collect();
+        assert_eq!(ratios, [("memcpy", 1.0), ("a", 1.5)]);
+    }
+}

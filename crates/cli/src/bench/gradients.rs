@@ -1,0 +1,276 @@
+//! `oxizero bench gradients`: a model's gradients read whole, in one collective and in many.
+//!
+//! The references are copies of as many bytes, by every rank at once: `memcpy` into memory in which
+//! something lies already, as for [`Engine::full_grads_into`] in a training loop, and `memcpy/fresh`
+//! into memory that is asked for anew, as [`Engine::full_grads`] asks for its own. The first touch
+//! of a fresh page is a page fault: all of them together cost more than the copy.
+
+use std::hint::black_box;
+
+use clap::Args;
+use oxizero::{Engine, EngineOptions, GradIn, GradView, GroupOptions, ModelGrads, OptimizerSetup};
+use oxizero_comm::Communicator;
+use oxizero_core::{DType, LossScale, ParamId, Precision, ProcessGroup, Stage, UnitId, WorldSize};
+use oxizero_optim::{LrSchedule, Momentum, Sgd};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::clock::{Clock, Lap};
+use super::known::Known;
+use super::model;
+use super::rows::Row;
+use crate::args;
+use crate::rank::RankError;
+
+/// What is read.
+#[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
+pub(crate) struct Gradients {
+    /// Elements of the model.
+    #[arg(long, value_name = "N", default_value = "134217728", value_parser = params)]
+    params: usize,
+    /// The model's dtype, f32 or bf16; gradients accumulate in f32.
+    #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = dtype)]
+    dtype: DType,
+    /// ZeRO stage, 0 to 3.
+    #[arg(long, value_name = "S", default_value = "2", value_parser = args::stage)]
+    stage: Stage,
+}
+
+/// The numbers of tensors that the model is split into, in turn.
+const TENSORS: [usize; 2] = [150, 1500];
+/// Fewer make no matrices of 1500 tensors.
+const PARAMS_MIN: usize = 1 << 18;
+
+const MEMCPY: &str = "memcpy";
+const MEMCPY_FRESH: &str = "memcpy/fresh";
+
+impl Gradients {
+    /// What is benched, in words.
+    pub(crate) fn title(&self) -> String {
+        let Self { params, dtype, stage } = self;
+        format!("gradients: {params} parameters, {dtype}; ZeRO stage {}", u8::from(*stage))
+    }
+
+    /// Every rank calls it; returns the same names and hashes on each.
+    pub(crate) fn run(
+        &self,
+        rounds: usize,
+        comm: &dyn Communicator,
+    ) -> Result<Vec<Row>, RankError> {
+        let subject = |tensors| Subject::new(self, tensors, comm);
+        let mut subjects = TENSORS.into_iter().map(subject).collect::<Result<Vec<_>, _>>()?;
+        let mut copies = Copies::new(self.params);
+        let mut clock = Clock::default();
+        for round in 0..rounds {
+            for subject in &mut subjects {
+                subject.time(round, &mut copies, &mut clock)?;
+            }
+        }
+        let mut rows = clock.rows(comm.world_size().get());
+        for subject in &subjects {
+            let (hash, end) = (subject.hash()?, format!("/{}", subject.tensors));
+            for row in rows.iter_mut().filter(|row| row.name.ends_with(&end)) {
+                row.hash = Some(hash.clone());
+            }
+        }
+        Ok(rows)
+    }
+}
+
+/// The plain copies that everything is compared with.
+struct Copies {
+    source: Vec<f32>,
+    target: Vec<f32>,
+}
+
+impl Copies {
+    /// Of so many f32 elements; every page of both sides is in use.
+    fn new(numel: usize) -> Self {
+        Self { source: vec![1.0; numel], target: vec![2.0; numel] }
+    }
+
+    fn time(&mut self, clock: &mut Clock, comm: &dyn Communicator) -> Result<(), RankError> {
+        let lap = Lap::start(comm)?;
+        self.target.copy_from_slice(black_box(&self.source));
+        clock.stop(lap, MEMCPY, MEMCPY, comm)?;
+        black_box(&self.target);
+        Ok(())
+    }
+
+    /// Returns the copy: while it is alive, the allocator cannot give its memory to others.
+    fn time_fresh(
+        &self,
+        clock: &mut Clock,
+        comm: &dyn Communicator,
+    ) -> Result<Vec<f32>, RankError> {
+        let lap = Lap::start(comm)?;
+        let fresh = black_box(&self.source).to_vec();
+        clock.stop(lap, MEMCPY_FRESH, MEMCPY, comm)?;
+        Ok(black_box(fresh))
+    }
+}
+
+/// The model in so many tensors, on this rank.
+struct Subject {
+    tensors: usize,
+    dtype: DType,
+    engine: Engine,
+    known: Known,
+    refilled: ModelGrads,
+}
+
+impl Subject {
+    fn new(
+        gradients: &Gradients,
+        tensors: usize,
+        comm: &dyn Communicator,
+    ) -> Result<Self, RankError> {
+        let Gradients { params, dtype, stage } = *gradients;
+        let specs = model::specs(params, tensors, dtype);
+        let longest = specs.iter().map(|spec| spec.numel().0).max().unwrap_or(0);
+        let order = specs.last().map_or(0, |spec| spec.unit.0 + 1);
+        let order = (0..order).map(UnitId).collect();
+        let options = EngineOptions::new(stage, Precision::of_model(dtype));
+        let optimizer = OptimizerSetup {
+            rule: Box::new(Sgd::new(Momentum::None).expect("plain descent has no numbers")),
+            groups: vec![GroupOptions { lr: 0.0, weight_decay: 0.0 }],
+            schedule: LrSchedule::constant(0),
+        };
+        let comm = comm.split(&ProcessGroup::world(comm.world_size()))?;
+        let engine = Engine::new(specs, order, options, optimizer, comm, &mut |_, _| ())?;
+        let known = Known::new(tensors, longest);
+        Ok(Self { tensors, dtype, engine, known, refilled: ModelGrads::default() })
+    }
+
+    /// One window, read in every way. What was read is checked.
+    fn time(
+        &mut self,
+        round: usize,
+        copies: &mut Copies,
+        clock: &mut Clock,
+    ) -> Result<(), RankError> {
+        self.backward(round)?;
+        for what in ["first", "copy"] {
+            copies.time(clock, self.engine.communicator())?;
+            let lap = Lap::start(self.engine.communicator())?;
+            self.engine.full_grads_into(&mut self.refilled)?;
+            self.stop(clock, lap, &format!("full_grads/{what}"), MEMCPY)?;
+            self.check(&self.refilled, round, what)?;
+        }
+        self.time_fresh(round, copies, clock)?;
+        let lap = Lap::start(self.engine.communicator())?;
+        for param in 0..self.tensors {
+            black_box(self.engine.full_grad(ParamId(param))?);
+        }
+        self.stop(clock, lap, "full_grad/loop", MEMCPY)?;
+        self.check_alone()?;
+        Ok(self.engine.discard_window()?)
+    }
+
+    fn time_fresh(
+        &mut self,
+        round: usize,
+        copies: &Copies,
+        clock: &mut Clock,
+    ) -> Result<(), RankError> {
+        let copy = copies.time_fresh(clock, self.engine.communicator())?;
+        let lap = Lap::start(self.engine.communicator())?;
+        let grads = self.engine.full_grads()?;
+        self.stop(clock, lap, "full_grads/fresh", MEMCPY_FRESH)?;
+        drop(copy);
+        self.check(&grads, round, "fresh")
+    }
+
+    /// A micro-batch, without the model's arithmetic.
+    fn backward(&mut self, round: usize) -> Result<(), RankError> {
+        let engine = &mut self.engine;
+        let given = self.known.given(engine.communicator().rank(), round, self.dtype);
+        let units = engine.params().last().map_or(0, |spec| spec.unit.0 + 1);
+        for unit in (0..units).map(UnitId) {
+            engine.pre_forward(unit)?;
+            engine.post_forward(unit)?;
+        }
+        for unit in (0..units).rev().map(UnitId) {
+            engine.pre_backward(unit)?;
+            for param in engine.unit_params(unit)?.to_vec() {
+                let values = given.of(param.0, engine.params()[param.0].numel());
+                engine.grad_ready(param, GradIn { values, loss_scale: LossScale::ONE })?;
+            }
+            engine.post_backward(unit)?;
+        }
+        Ok(engine.backward_end()?)
+    }
+
+    fn stop(
+        &self,
+        clock: &mut Clock,
+        lap: Lap,
+        what: &str,
+        reference: &'static str,
+    ) -> Result<(), RankError> {
+        let name = format!("{what}/{}", self.tensors);
+        Ok(clock.stop(lap, &name, reference, self.engine.communicator())?)
+    }
+
+    fn check(&self, grads: &ModelGrads, round: usize, what: &str) -> Result<(), RankError> {
+        let world_size: WorldSize = self.engine.communicator().world_size();
+        for param in 0..self.tensors {
+            let values = grads.get(ParamId(param));
+            let is_mean =
+                values.is_some_and(|values| self.known.is_mean(values, param, world_size, round));
+            if !is_mean {
+                return Err(self.wrong(param, what));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether gradients that are read one by one are those that were read together.
+    fn check_alone(&mut self) -> Result<(), RankError> {
+        for param in (0..self.tensors).map(ParamId) {
+            let alone = self.engine.full_grad(param)?;
+            let alone = alone.as_ref().map(|values| values.view().bytes());
+            let together = self.refilled.get(param).map(GradView::bytes);
+            if alone.is_none() || alone != together {
+                return Err(self.wrong(param.0, "loop"));
+            }
+        }
+        Ok(())
+    }
+
+    fn wrong(&self, param: usize, what: &str) -> RankError {
+        let name = &self.engine.params()[param].name;
+        RankError::Contents(format!("gradients/{what}/{}: `{name}` is wrong", self.tensors))
+    }
+
+    /// Of the gradients that were read last, in the order of the parameters; compared across ranks.
+    fn hash(&self) -> Result<String, RankError> {
+        let mut hash = Sha256::new();
+        self.refilled.iter().for_each(|(_, values)| hash.update(values.bytes()));
+        let hash = hash.finalize();
+        let told = self.engine.communicator().exchange(&hash)?;
+        match told.iter().position(|other| other[..] != hash[..]) {
+            Some(rank) => {
+                let why =
+                    format!("gradients in {} tensors differ from rank {rank}'s", self.tensors);
+                Err(RankError::Contents(why))
+            }
+            None => Ok(hash.iter().map(|byte| format!("{byte:02x}")).collect()),
+        }
+    }
+}
+
+fn params(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(params) if params >= PARAMS_MIN => Ok(params),
+        _ => Err(format!("allowed: {PARAMS_MIN} and more")),
+    }
+}
+
+fn dtype(text: &str) -> Result<DType, String> {
+    match text {
+        "f32" => Ok(DType::F32),
+        "bf16" => Ok(DType::Bf16),
+        _ => Err("allowed: f32, bf16".into()),
+    }
+}

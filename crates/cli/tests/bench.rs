@@ -1,0 +1,69 @@
+//! Benches run small: what they compute, and the form in which they tell, but no time.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic in its helpers too")]
+
+mod common;
+
+use common::Place;
+use serde_json::Value;
+
+/// A small bench of gradients; the ranks check what they read.
+fn gradients(place: &Place, flags: &str) -> Vec<Value> {
+    place.events(&format!("bench gradients --params 300001 --rounds 2 --json {flags}"))
+}
+
+/// By name of what was timed: the hash of what was computed.
+fn hashes(rows: &[Value], tensors: usize) -> Vec<&str> {
+    let of_size = |row: &&Value| row["name"].as_str().unwrap().ends_with(&format!("/{tensors}"));
+    rows.iter().filter(of_size).map(|row| row["hash"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn gradients_are_told_in_the_form_of_every_bench() {
+    let place = Place::new();
+    let rows = gradients(&place, "");
+    let names: Vec<_> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
+    let of = |tensors: usize| {
+        ["full_grads/first", "full_grads/copy", "full_grads/fresh", "full_grad/loop"]
+            .map(|what| format!("{what}/{tensors}"))
+    };
+    for name in of(150).into_iter().chain(of(1500)).chain(["memcpy".into()]) {
+        assert_eq!(names.iter().filter(|other| **other == name).count(), 1, "{name}: {names:?}");
+    }
+    for row in &rows {
+        assert_eq!((&row["ranks"], &row["unit"]), (&Value::from(2), &Value::from("s")), "{row}");
+        let reference = rows.iter().find(|other| other["name"] == row["reference"]).unwrap();
+        let [time, base, ratio] = [&row["median"], &reference["median"], &row["ratio"]]
+            .map(|number| number.as_f64().unwrap());
+        assert!(time > 0.0 && (ratio - time / base).abs() <= 1e-9 * ratio, "{row}");
+    }
+    let copies = rows.iter().filter(|row| row["name"].as_str().unwrap().contains("grads/copy"));
+    assert!(copies.into_iter().all(|row| row["reference"] == "memcpy"));
+}
+
+#[test]
+fn what_is_read_depends_on_no_stage_and_no_dtype() {
+    let place = Place::new();
+    let expected = gradients(&place, "--stage 0 --ranks 3");
+    for flags in ["--stage 1 --ranks 3", "--stage 3 --ranks 3", "--ranks 3 --dtype bf16"] {
+        let got = gradients(&place, flags);
+        for tensors in [150, 1500] {
+            let hashes = [hashes(&expected, tensors), hashes(&got, tensors)].concat();
+            assert_eq!(hashes.len(), 8);
+            assert!(hashes.iter().all(|hash| *hash == hashes[0]), "{flags}: {hashes:?}");
+        }
+    }
+}
+
+#[test]
+fn the_table_names_everything_and_bad_flags_are_refused() {
+    let place = Place::new();
+    let output = place.run("bench gradients --params 300001 --rounds 1 --ranks 1");
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && table.starts_with("gradients: 300001 parameters, f32"));
+    assert_eq!(table.lines().count(), 13, "{table}");
+    for flags in ["--params 9", "--rounds 0", "--dtype f16", "--stage 4", "--ranks 0"] {
+        let output = place.run(&format!("bench gradients {flags}"));
+        assert_eq!(output.status.code(), Some(2), "{flags}");
+    }
+}
