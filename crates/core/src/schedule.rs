@@ -134,6 +134,11 @@ impl Schedule {
         self.reduces() && bucket.0 >= self.reduce_end
     }
 
+    /// Whether a backward pass has begun, as far as units and buckets tell, and not ended.
+    pub fn in_pass(&self) -> bool {
+        self.direction == Direction::Backward || self.reduce_end < self.buckets.len()
+    }
+
     /// Appends to `actions` what `event` calls for.
     ///
     /// # Panics

@@ -45,9 +45,8 @@ impl Engine {
         Ok(grads)
     }
 
-    /// The same, in the memory of `grads` where it fits, such as that of an earlier window: the
-    /// system takes about as long to hand out fresh memory as it takes to fill it. After an error
-    /// `grads` may be empty.
+    /// The same, in the memory of `grads` where it fits, such as that of an earlier window: page
+    /// faults of fresh memory take longer than the copy. After an error `grads` may be empty.
     pub fn full_grads_into(&mut self, grads: &mut ModelGrads) -> Result<(), EngineError> {
         let divisor = self.begin_read("full_grads", None)?;
         let mut dtypes: Vec<_> = self.buckets.iter().filter_map(Bucket::grad_dtype).collect();
@@ -84,8 +83,8 @@ impl Engine {
     /// rank takes its part of the values that it was given. A parameter that nobody used is then
     /// updated too.
     pub fn set_full_grad(&mut self, param: ParamId, values: View<'_>) -> Result<(), EngineError> {
-        self.check_values(param, values)?;
-        self.begin_edit("set_full_grad", Some(param))?;
+        let given = self.check_values(param, values);
+        self.begin_edit("set_full_grad", Some(param), given)?;
         self.write_grad(param, values);
         Ok(())
     }
@@ -93,10 +92,8 @@ impl Engine {
     /// Replaces the gradients of all parameters that `grads` has; a collective call.
     pub fn set_full_grads(&mut self, grads: &ModelGrads) -> Result<(), EngineError> {
         let given: Vec<_> = grads.iter().collect();
-        for (param, values) in &given {
-            self.check_values(*param, *values)?;
-        }
-        self.begin_edit("set_full_grads", None)?;
+        let fine = given.iter().try_for_each(|(param, values)| self.check_values(*param, *values));
+        self.begin_edit("set_full_grads", None, fine)?;
         for (param, values) in given {
             self.write_grad(param, values);
         }
@@ -110,7 +107,7 @@ impl Engine {
         &mut self,
         mut edit: impl FnMut(ParamId, Range<usize>, ViewMut<'_>),
     ) -> Result<(), EngineError> {
-        self.begin_edit("map_grads", None)?;
+        self.begin_edit("map_grads", None, Ok(()))?;
         for bucket in &mut self.buckets {
             let Some(owned) = bucket.owned() else { continue };
             let pieces: Vec<_> = bucket.spec().layout.pieces(owned).collect();
@@ -127,19 +124,16 @@ impl Engine {
     /// The part of a gradient that this rank's optimizer reads; a collective call. `None` for a
     /// frozen parameter. Counts as an edit, for it shows the gradient where it lies.
     pub fn local_grad(&mut self, param: ParamId) -> Result<Option<Local<'_>>, EngineError> {
-        self.begin_edit("local_grad", Some(param))?;
+        let given = self.check_param(param);
+        self.begin_edit("local_grad", Some(param), given)?;
         self.local_field(param, Field::Grad)
     }
 
     /// Replaces the part of a gradient that this rank's optimizer reads; a collective call, for
     /// which each rank hands in as many elements as [`local_grad`](Self::local_grad) gave it.
     pub fn set_local_grad(&mut self, param: ParamId, values: View<'_>) -> Result<(), EngineError> {
-        let (at, owned) = self.owned_of(param)?;
-        let range = overlap(&at, &owned).unwrap_or(at.start..at.start);
-        if values.numel().0 != range.len() {
-            return Err(self.wrong_numel(param, Numel(range.len()), values.numel()));
-        }
-        self.begin_edit("set_local_grad", Some(param))?;
+        let range = self.check_local_values(param, values);
+        let range = self.begin_edit("set_local_grad", Some(param), range)?;
         if !range.is_empty() {
             let id = self.params[param.0].bucket;
             if let Some(target) = self.buckets[id.0].grad_mut(range) {
@@ -173,7 +167,8 @@ impl Engine {
 
     /// Begins a call that only looks. Returns what gradients are still to be divided by.
     fn begin_read(&mut self, call: &str, param: Option<ParamId>) -> Result<f32, EngineError> {
-        self.begin_access(call, param)?;
+        let given = param.map_or(Ok(()), |param| self.check_param(param));
+        self.begin_access(call, param, given)?;
         let mut dtypes = self.buckets.iter().filter_map(Bucket::grad_dtype);
         if dtypes.all(|dtype| dtype == DType::F32) {
             self.divide_window();
@@ -185,23 +180,44 @@ impl Engine {
     }
 
     /// Begins a call that gives gradients other values.
-    fn begin_edit(&mut self, call: &str, param: Option<ParamId>) -> Result<(), EngineError> {
-        self.begin_access(call, param)?;
+    fn begin_edit<T>(
+        &mut self,
+        call: &str,
+        param: Option<ParamId>,
+        given: Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
+        let given = self.begin_access(call, param, given)?;
         self.divide_window();
-        Ok(())
+        Ok(given)
     }
 
-    /// Refuses the call at the wrong time, or if the ranks call different things; then reduces the
-    /// window's gradients.
-    fn begin_access(&mut self, call: &str, param: Option<ParamId>) -> Result<(), EngineError> {
+    /// Refuses the call at the wrong time, if a rank refuses what it was `given`, or if the ranks
+    /// call different things; then reduces the window's gradients.
+    fn begin_access<T>(
+        &mut self,
+        call: &str,
+        param: Option<ParamId>,
+        given: Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
         self.check_alive()?;
-        if let Some(param) = param {
-            self.check_param(param)?;
+        let given = given.and_then(|given| self.check_ready().map(|()| given));
+        let given = self.agree_call(call, param, given)?;
+        self.reduce_window()?;
+        Ok(given)
+    }
+
+    /// The elements that this rank's optimizer updates, if these are values of as many.
+    fn check_local_values(
+        &self,
+        param: ParamId,
+        values: View<'_>,
+    ) -> Result<Range<usize>, EngineError> {
+        let (at, owned) = self.owned_of(param)?;
+        let range = overlap(&at, &owned).unwrap_or(at.start..at.start);
+        if values.numel().0 != range.len() {
+            return Err(self.wrong_numel(param, Numel(range.len()), values.numel()));
         }
-        let ready = self.check_ready();
-        self.agree_call(call, param, ready.is_err())?;
-        ready?;
-        self.reduce_window()
+        Ok(range)
     }
 
     fn check_ready(&self) -> Result<(), EngineError> {

@@ -51,6 +51,9 @@ impl Engine {
         if self.window.micro_batch != MicroBatch::BackwardEnded {
             return Err(EngineError::NoBackward);
         }
+        if matches!(self.window.state, WindowState::Reduced(_)) && !self.ends(usize::MAX) {
+            return Err(EngineError::AlreadyReduced);
+        }
         if let WindowState::Accumulating(n) = self.window.state {
             let (n, of) = (n + 1, self.options.accumulation);
             if !self.ends(n) {
@@ -84,7 +87,7 @@ impl Engine {
         self.missing = setup::expected(&self.specs, &self.buckets);
         self.end_window();
         self.window.state = WindowState::Empty;
-        Ok(())
+        self.apply_sync()
     }
 
     /// Takes all gradients to the optimizer's placement, once; a collective call.

@@ -39,6 +39,8 @@ pub struct Engine {
     pub(crate) schedule: Schedule,
     pub(crate) window: Window,
     pub(crate) boundary: Boundary,
+    /// What was asked for in a pass, and holds from the next one on.
+    pub(crate) next_sync: Option<bool>,
     pub(crate) scaler: LossScaler,
     pub(crate) applied_steps: u64,
     pub(crate) ledger: Ledger,
@@ -113,6 +115,7 @@ impl Engine {
             buckets,
             window: Window::new(WindowState::Empty),
             boundary: Boundary::Counted,
+            next_sync: None,
             scaler,
             applied_steps: 0,
             ledger: Ledger::default(),
@@ -158,9 +161,20 @@ impl Engine {
 
     /// Says whether gradients are reduced as they come (`true`, the rule), or add on this rank
     /// until they are again, or until the window is complete: DDP's `no_sync`. Where gradients
-    /// rest sharded, what is kept back takes a whole bucket in the accumulation dtype each.
+    /// rest sharded, what is kept back takes a whole bucket in the accumulation dtype each. Within
+    /// a backward pass it holds from the next one on.
     pub fn set_grad_sync(&mut self, sync: bool) -> Result<(), EngineError> {
-        self.run(Event::GradSync(sync))
+        self.next_sync = Some(sync);
+        let gives = |param: &ParamState| param.arrived > 0;
+        match self.schedule.in_pass() || self.params.iter().any(gives) {
+            true => self.check_alive(),
+            false => self.apply_sync(),
+        }
+    }
+
+    /// Does between passes what [`set_grad_sync`](Self::set_grad_sync) asked for.
+    pub(crate) fn apply_sync(&mut self) -> Result<(), EngineError> {
+        self.next_sync.take().map_or(Ok(()), |sync| self.run(Event::GradSync(sync)))
     }
 
     /// States the weight of this rank's micro-batch, such as its number of tokens, for
@@ -254,7 +268,7 @@ impl Engine {
         self.params.iter_mut().for_each(|param| param.arrived = 0);
         self.missing = setup::expected(&self.specs, &self.buckets);
         self.window.micro_batch = MicroBatch::BackwardEnded;
-        Ok(())
+        self.apply_sync()
     }
 
     /// What this rank holds now, by role.

@@ -17,22 +17,18 @@ use crate::{Engine, EngineError};
 impl Engine {
     /// The whole f32 master weights of a parameter; a collective call. `None` for a frozen one.
     pub fn full_param(&mut self, param: ParamId) -> Result<Option<Buffer>, EngineError> {
-        self.begin_call("full_param", param)?;
+        self.begin_call("full_param", param, Ok(()))?;
         self.full_field(param, Field::Master)
     }
 
     /// Replaces the master weights of a parameter, and with them its model weights; a collective
     /// call in which each rank takes its part of the values that it was given.
     pub fn set_full_param(&mut self, param: ParamId, values: View<'_>) -> Result<(), EngineError> {
-        self.check_values(param, values)?;
         self.run(Event::Edit)?;
-        let id = self.params[param.0].bucket;
-        let exclusive = self.buckets[id.0].is_exclusive();
-        self.agree_call("set_full_param", Some(param), !exclusive)?;
-        if !exclusive {
-            return Err(EngineError::WeightsInUse { param: self.specs[param.0].name.clone() });
-        }
-        let slot = self.params[param.0].slot;
+        let given =
+            self.check_values(param, values).and_then(|()| self.check_bucket_exclusive(param));
+        self.agree_call("set_full_param", Some(param), given)?;
+        let (id, slot) = (self.params[param.0].bucket, self.params[param.0].slot);
         self.buckets[id.0].write_weights(slot, values);
         self.on_bucket(id, |bucket, comm| bucket.publish(comm))
     }
@@ -52,8 +48,8 @@ impl Engine {
         param: ParamId,
         name: &str,
     ) -> Result<Option<Buffer>, EngineError> {
-        let state = self.state(name)?;
-        self.begin_call(name, param)?;
+        let state = self.state(name);
+        let state = self.begin_call(&format!("full_state {name}"), param, state)?;
         self.full_field(param, state)
     }
 
@@ -65,9 +61,9 @@ impl Engine {
         name: &str,
         values: View<'_>,
     ) -> Result<(), EngineError> {
-        let Field::State(index) = self.state(name)? else { return Ok(()) };
-        self.check_values(param, values)?;
-        self.begin_call(name, param)?;
+        let given = self.state_index(name);
+        let given = given.and_then(|index| self.check_values(param, values).map(|()| index));
+        let index = self.begin_call(&format!("set_full_state {name}"), param, given)?;
         let (at, owned) = self.owned_of(param)?;
         if let Some(range) = overlap(&at, &owned) {
             let id = self.params[param.0].bucket;
@@ -91,18 +87,34 @@ impl Engine {
     }
 
     fn state(&self, name: &str) -> Result<Field, EngineError> {
-        let names = self.optimizer.rule.state_names();
-        let index = names.iter().position(|known| *known == name);
-        index
-            .map(Field::State)
-            .ok_or_else(|| EngineError::UnknownState { name: name.into(), kept: names.join(", ") })
+        self.state_index(name).map(Field::State)
     }
 
-    fn begin_call(&mut self, call: &str, param: ParamId) -> Result<(), EngineError> {
+    fn state_index(&self, name: &str) -> Result<usize, EngineError> {
+        let names = self.optimizer.rule.state_names();
+        let index = names.iter().position(|known| *known == name);
+        index.ok_or_else(|| EngineError::UnknownState { name: name.into(), kept: names.join(", ") })
+    }
+
+    fn check_bucket_exclusive(&mut self, param: ParamId) -> Result<(), EngineError> {
+        let id = self.params[param.0].bucket;
+        match self.buckets[id.0].is_exclusive() {
+            true => Ok(()),
+            false => Err(EngineError::WeightsInUse { param: self.specs[param.0].name.clone() }),
+        }
+    }
+
+    fn begin_call<T>(
+        &mut self,
+        call: &str,
+        param: ParamId,
+        given: Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
         self.check_alive()?;
-        self.check_param(param)?;
-        self.agree_call(call, Some(param), false)?;
-        self.settle(param)
+        let given = given.and_then(|given| self.check_param(param).map(|()| given));
+        let given = self.agree_call(call, Some(param), given)?;
+        self.settle(param)?;
+        Ok(given)
     }
 
     /// Waits for weights of the parameter's bucket that are on their way.
@@ -111,29 +123,31 @@ impl Engine {
         self.on_bucket(id, |bucket, _| bucket.gathered().map(drop))
     }
 
-    /// Compares a call across ranks. An error of one rank is an error of all.
-    pub(crate) fn agree_call(
+    /// Compares a call across ranks; `given` is what this rank was given, or why it refuses that.
+    /// An error of one rank is an error of all, each of which knows it before anything is sent.
+    pub(crate) fn agree_call<T>(
         &mut self,
         call: &str,
         param: Option<ParamId>,
-        refuses: bool,
-    ) -> Result<(), EngineError> {
-        let call = match param {
-            Some(param) => format!("{call} of `{}`", self.specs[param.0].name),
+        given: Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
+        let call = match param.map(|param| (param.0, self.specs.get(param.0))) {
+            Some((_, Some(spec))) => format!("{call} of `{}`", spec.name),
+            Some((index, None)) => format!("{call} of parameter {index}"),
             None => call.to_owned(),
         };
         let mut words = [0; 16];
         words[..8].copy_from_slice(&fingerprint(&call).to_le_bytes());
-        words[8] = u8::from(refuses);
+        words[8] = u8::from(given.is_err());
         let told = self.comm.exchange(&words).map_err(|error| self.fail(error))?;
+        let given = given?; // this rank's own reason is the best one
         let ranks = || told.iter().zip(self.comm.world_size().ranks());
         if let Some((_, rank)) = ranks().find(|(other, _)| other[..8] != words[..8]) {
             return Err(EngineError::CallsDiffer { rank, call });
         }
         match ranks().find(|(other, _)| other[8] != 0) {
-            // This rank's own reason is the better one.
-            Some((_, rank)) if !refuses => Err(EngineError::PeerRefused { rank }),
-            _ => Ok(()),
+            Some((_, rank)) => Err(EngineError::PeerRefused { rank }),
+            None => Ok(given),
         }
     }
 

@@ -8,6 +8,7 @@
 mod access;
 mod averaging;
 mod loss_scales;
+mod misuse;
 mod norms;
 mod odd_parameters;
 mod precision;
