@@ -10,6 +10,7 @@ use oxizero_core::{Config, Stage};
 use crate::bench::BenchArguments;
 use crate::data::read_file;
 use crate::error::CliError;
+use crate::parity::ParityArguments;
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 the run failed, 2 the arguments, the configuration or the text were refused,
@@ -32,6 +33,8 @@ pub(crate) enum Command {
     Plan(Overrides),
     /// Time what the engine does beside plain copies of the same bytes.
     Bench(BenchArguments),
+    /// Train as the engine does and as a plain loop does, and show that the numbers are the same.
+    Parity(ParityArguments),
 }
 
 /// `oxizero train`.

@@ -8,6 +8,7 @@ mod data;
 mod error;
 mod job;
 mod launch;
+mod parity;
 mod plan;
 mod progress;
 mod rank;
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
     let done = match Arguments::parse().command {
         Command::Train(arguments) => train(&arguments),
         Command::Plan(overrides) => overrides.config().and_then(|config| plan::show(&config)),
+        Command::Parity(arguments) => parity::run(&arguments),
         Command::Bench(arguments) => arguments.job().and_then(|job| launch::run(&Work::Bench(job))),
     };
     match done {

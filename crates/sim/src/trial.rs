@@ -10,7 +10,7 @@ use oxizero_device::{Buffer, View, kernels};
 use oxizero_optim::{Adam, AdamW, LrSchedule, MomentOptions, Momentum, OptimError, Optimizer, Sgd};
 
 use crate::oracle::{
-    Adds, Average, MicroBatch, Norm, Oracle, Param, Pass, Place, Rule, Scale, Setup, Step,
+    Adds, Average, MicroBatch, Norm, Oracle, Param, Pass, Place, Rule, Scale, Setup, State, Step,
 };
 use crate::{round, world};
 
@@ -99,6 +99,9 @@ pub struct Trained {
     pub loss_scales: Vec<f32>,
     /// By parameter: the model weights at the end.
     pub weights: Vec<Vec<f32>>,
+    /// By parameter: the master weights at the end, then the optimizer's states; none of a frozen
+    /// parameter.
+    pub states: Vec<Vec<Vec<f32>>>,
 }
 
 /// Whether a window's step was applied, and the norm before clipping if it was.
@@ -131,7 +134,16 @@ impl Trial {
 
     /// Trains with the engine as the rank of `comm`, and hands the engine over too.
     pub fn engine(&self, comm: Box<dyn Communicator>) -> Result<(Trained, Engine), EngineError> {
-        let mut engine = self.start(comm)?;
+        self.engine_with(comm, optimizer(self.rule)?)
+    }
+
+    /// The same, with an update rule of the caller's own.
+    pub fn engine_with(
+        &self,
+        comm: Box<dyn Communicator>,
+        rule: Box<dyn Optimizer>,
+    ) -> Result<(Trained, Engine), EngineError> {
+        let mut engine = self.start_with(comm, rule)?;
         let mut trained = Trained::default();
         for step in 0..self.steps {
             let (outcome, grads) = self.window(&mut engine, step)?;
@@ -143,6 +155,7 @@ impl Trial {
             trained.loss_scales.push(engine.loss_scale().get());
         }
         trained.weights = self.weights(&mut engine)?;
+        trained.states = self.states(&mut engine)?;
         Ok((trained, engine))
     }
 
@@ -160,8 +173,16 @@ impl Trial {
 
     /// An engine that has not trained yet.
     pub fn start(&self, comm: Box<dyn Communicator>) -> Result<Engine, EngineError> {
+        self.start_with(comm, optimizer(self.rule)?)
+    }
+
+    fn start_with(
+        &self,
+        comm: Box<dyn Communicator>,
+        rule: Box<dyn Optimizer>,
+    ) -> Result<Engine, EngineError> {
         let optimizer = OptimizerSetup {
-            rule: optimizer(self.rule)?,
+            rule,
             groups: self.groups.clone(),
             schedule: LrSchedule::constant(self.warmup_steps),
         };
@@ -265,6 +286,20 @@ impl Trial {
         Ok(weights)
     }
 
+    /// Every parameter's master weights and optimizer states.
+    fn states(&self, engine: &mut Engine) -> Result<Vec<Vec<Vec<f32>>>, EngineError> {
+        let names = optimizer(self.rule)?.state_names();
+        let mut states = vec![Vec::new(); self.specs.len()];
+        for (param, states) in states.iter_mut().enumerate() {
+            let param = ParamId(param);
+            states.extend(engine.full_param(param)?.map(|master| to_f32(master.view())));
+            for name in names {
+                states.extend(engine.full_state(param, name)?.map(|state| to_f32(state.view())));
+            }
+        }
+        Ok(states)
+    }
+
     /// Trains with the oracle.
     pub fn oracle(&self) -> Trained {
         let mut oracle = self.start_oracle();
@@ -286,6 +321,15 @@ impl Trial {
             trained.loss_scales.push(oracle.loss_scale());
         }
         trained.weights = oracle.states().iter().map(|state| state.model.clone()).collect();
+        let count = match self.rule {
+            Rule::Sgd { .. } => 1,
+            Rule::Adam { .. } | Rule::AdamW { .. } => 2,
+        };
+        let kept = |(state, spec): (&State, &ParamSpec)| {
+            let all = [&state.master, &state.first, &state.second].map(Vec::clone);
+            all.into_iter().take(if spec.trainable { 1 + count } else { 0 }).collect()
+        };
+        trained.states = oracle.states().iter().zip(&self.specs).map(kept).collect();
         trained
     }
 
@@ -373,7 +417,8 @@ fn scale(scaling: LossScaling) -> Scale {
     }
 }
 
-fn optimizer(rule: Rule) -> Result<Box<dyn Optimizer>, OptimError> {
+/// The engine's update rule.
+pub fn optimizer(rule: Rule) -> Result<Box<dyn Optimizer>, OptimError> {
     let adam = |beta1, beta2, eps| MomentOptions { beta1, beta2, eps };
     Ok(match rule {
         Rule::AdamW { beta1, beta2, eps } => Box::new(AdamW::new(adam(beta1, beta2, eps))?),

@@ -10,18 +10,12 @@ mod windows;
 use std::time::Duration;
 
 use oxizero::{EngineOptions, GroupOptions, Norm, Reduction};
-use oxizero_core::{
-    Bucketing, Bytes, DType, LossScale, LossScaling, OptimGroup, ParamSpec, Precision, Random,
-    Stage, UnitId,
-};
+use oxizero_core::{Bucketing, Bytes, DType, LossScale, LossScaling, Precision, Random, Stage};
+use oxizero_sim::odd::{ADAM, ADAMW, SGD, backward, model_of};
 use oxizero_sim::oracle::Rule;
-use oxizero_sim::trial::{At, Ends, Reads, Trained, Trial, full_windows};
+use oxizero_sim::trial::{At, Ends, Reads, Trained, Trial};
 use oxizero_sim::watched::{Delays, Plan};
 use oxizero_sim::{first_difference, world};
-
-const ADAMW: Rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
-const ADAM: Rule = Rule::Adam { beta1: 0.4, beta2: 0.99, eps: 1e-6 };
-const SGD: Rule = Rule::Sgd { momentum: 0.9 };
 
 #[test]
 fn stage_0_trains_as_the_oracle() {
@@ -160,7 +154,12 @@ fn shared_weights_train_as_the_oracle() {
                 let ended = world::run_shared(ranks, |comm| trial.engine(comm).map(|(t, _)| t));
                 for trained in ended.expect("the ranks find each other") {
                     let trained = trained.expect("nothing fails");
-                    assert_same(&trained, &expected, &format!("{stage:?} {model} of {ranks}"));
+                    assert_same(
+                        &trial,
+                        &trained,
+                        &expected,
+                        &format!("{stage:?} {model} of {ranks}"),
+                    );
                 }
             }
         }
@@ -180,69 +179,10 @@ fn delays_change_nothing() {
             let (ended, _) = world::run_watched(3, plan, |comm| trial.engine(comm).map(|(t, _)| t));
             for trained in ended {
                 let trained = trained.expect("nothing fails");
-                assert_same(&trained, &expected, &format!("{stage:?}, seed {seed}"));
+                assert_same(&trial, &trained, &expected, &format!("{stage:?}, seed {seed}"));
             }
         }
     }
-}
-
-/// A small model with everything that is odd about parameters.
-fn model_of(options: EngineOptions) -> Trial {
-    let model = options.precision.model;
-    let spec =
-        |unit: usize, name: &str, shape: &[usize]| ParamSpec::new(name, shape, model, UnitId(unit));
-    let other = if model == DType::F32 { DType::Bf16 } else { DType::F32 };
-    let specs = vec![
-        spec(0, "empty at the start", &[0, 8]),
-        ParamSpec { contributions: 2, ..spec(0, "tied", &[5, 3]) },
-        spec(1, "odd", &[17]),
-        ParamSpec { group: OptimGroup(1), ..spec(1, "single", &[1]) },
-        ParamSpec { trainable: false, ..spec(1, "frozen", &[7]) },
-        ParamSpec { trainable: false, ..spec(2, "alone and frozen", &[3]) },
-        spec(3, "never used", &[4]),
-        ParamSpec { group: OptimGroup(1), ..spec(3, "sometimes used", &[5]) },
-        ParamSpec { dtype: other, ..spec(4, "of another dtype", &[33]) },
-        spec(4, "large", &[7, 9]),
-        spec(4, "empty at the end", &[0]),
-    ];
-    let initial = |(index, spec): (usize, &ParamSpec)| {
-        let mut random = Random::for_path(1, &[index as u64]);
-        (0..spec.numel().0).map(|_| random.normal()).collect()
-    };
-    Trial {
-        initial: specs.iter().enumerate().map(initial).collect(),
-        specs,
-        options,
-        rule: ADAMW,
-        groups: vec![
-            GroupOptions { lr: 0.0314, weight_decay: 0.1 },
-            GroupOptions { lr: 0.1, weight_decay: 0.0 },
-        ],
-        ranks: 1,
-        steps: 4,
-        warmup_steps: 2,
-        windows: full_windows,
-        ends: Ends::Counted,
-        backward,
-        seed: 0,
-        reads: Reads::All,
-    }
-}
-
-/// Depends on the weights, so that a stale one shows, and is exact in no dtype.
-fn backward(at: At, weights: &[f32]) -> Vec<Vec<f32>> {
-    let contributions = match at.param {
-        1 => 2 - at.micro % 2,
-        6 => 0,
-        7 => usize::from((at.step + at.micro + at.pass + at.rank).is_multiple_of(3)),
-        _ => 1,
-    };
-    let contribution = |turn: usize| {
-        let path = [at.step, at.micro, at.pass, at.rank, at.param, turn].map(|part| part as u64);
-        let mut random = Random::for_path(2, &path);
-        weights.iter().map(|weight| random.normal() + 0.3 * weight).collect()
-    };
-    (0..contributions).map(contribution).collect()
 }
 
 fn assert_parity_in_every_bucketing(trial: &Trial) {
@@ -268,12 +208,12 @@ fn assert_trains_to(trial: &Trial, expected: &Trained) {
             "rank {rank} of {}, {:?}, seed {}, {:?}, {:?}",
             trial.ranks, trial.rule, trial.seed, trial.ends, trial.options
         );
-        assert_same(trained, expected, &context);
+        assert_same(trial, trained, expected, &context);
     }
 }
 
-fn assert_same(trained: &Trained, expected: &Trained, context: &str) {
-    if let Some(difference) = first_difference(trained, expected) {
+fn assert_same(trial: &Trial, trained: &Trained, expected: &Trained, context: &str) {
+    if let Some(difference) = first_difference(trained, expected, &trial.specs) {
         panic!("{difference}: {context}");
     }
 }
