@@ -15,7 +15,7 @@ use oxizero::chain::Recompute;
 use oxizero::{Engine, EngineOptions, GroupOptions, OptimizerSetup};
 use oxizero_burn::{Context, Layer, ModelBuilder, Source, initial_values};
 use oxizero_comm::{Communicator, threads};
-use oxizero_core::{DType, Precision, Stage, UnitId, WorldSize};
+use oxizero_core::{DType, Precision, Rank, Stage, UnitId, WorldSize};
 use oxizero_optim::{AdamW, LrSchedule, MomentOptions};
 
 const WIDTH: usize = 32;
@@ -116,7 +116,8 @@ fn train(comm: Box<dyn Communicator>) -> Result<[f32; 2], Box<dyn Error + Send +
         schedule: LrSchedule::constant(0),
     };
     let names: Vec<String> = specs.iter().map(|spec| spec.name.clone()).collect();
-    let values = initial(&device);
+    // The engine asks rank 0 alone, and tells the others.
+    let values = if rank == Rank(0) { initial(&device) } else { HashMap::new() };
     let mut write = |param: oxizero_core::ParamId, target: &mut [f32]| {
         target.copy_from_slice(&values[&names[param.0]]);
     };
@@ -136,7 +137,14 @@ fn train(comm: Box<dyn Communicator>) -> Result<[f32; 2], Box<dyn Error + Send +
     Ok(losses)
 }
 
-pub(crate) fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("error: {error}");
+        std::process::exit(1);
+    }
+}
+
+pub(crate) fn run() -> Result<(), Box<dyn Error + Send + Sync>> {
     let world_size = WorldSize::new(2).ok_or("no ranks")?;
     let ranks: Vec<_> = threads::group(world_size)
         .into_iter()

@@ -102,7 +102,14 @@ fn train(comm: Box<dyn Communicator>) -> Result<[f32; 2], Box<dyn Error + Send +
     Ok(losses)
 }
 
-pub(crate) fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("error: {error}");
+        std::process::exit(1);
+    }
+}
+
+pub(crate) fn run() -> Result<(), Box<dyn Error + Send + Sync>> {
     let world_size = WorldSize::new(2).ok_or("no ranks")?;
     let ranks: Vec<_> = threads::group(world_size)
         .into_iter()

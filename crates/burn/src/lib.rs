@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod adapter;
+mod dropout;
 mod fused;
 pub mod llama;
 
@@ -12,6 +13,7 @@ pub use adapter::{
     initial_values,
 };
 pub use burn::tensor::Device;
+pub use dropout::dropout;
 
 use burn::tensor::Tensor;
 

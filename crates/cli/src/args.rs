@@ -115,11 +115,6 @@ impl Overrides {
         set_some(&mut config.run.threads_per_rank, &self.threads_per_rank);
         set_some(&mut config.zero.bucket_bytes_max, &self.bucket_bytes);
         set_some(&mut config.run.folder, &self.run_folder);
-        // A short trial run of the defaults needs no second flag to shorten the warm-up; what a
-        // file asks for stays as it is.
-        if self.steps.is_some() && self.config.is_none() {
-            config.schedule.warmup_steps = config.schedule.warmup_steps.min(config.train.steps);
-        }
     }
 }
 
@@ -172,7 +167,6 @@ mod tests {
         expected.run.ranks = 3;
         expected.zero.stage = Stage::Zero1;
         expected.train.steps = 9;
-        expected.schedule.warmup_steps = 9;
         expected.data.path = Some("d".into());
         expected.train.seed = 4;
         expected.run.launch = Launch::Threads;

@@ -147,7 +147,7 @@ fn step_words(step: &Step) -> String {
     let norm = step.grad_norm.map_or("-".into(), |norm| format!("{norm:.3}"));
     let width = step.of.to_string().len();
     format!(
-        "step {:>width$}/{}  loss {:.4}  lr {:.2e}  norm {norm}  {:.0} tokens/s  {}",
+        "step {:>width$}/{}  loss {:.4} nats  lr {:.2e}  norm {norm}  {:.0} tokens/s  {}",
         step.step, step.of, step.loss, step.lr, step.tokens_per_second, step.outcome
     )
 }
@@ -171,7 +171,8 @@ mod tests {
     #[test]
     fn a_step_is_one_short_line() {
         let line = words(&step(Some(0.75), "applied"));
-        let said = "step   7/300  loss 2.5000  lr 1.00e-3  norm 0.750  12346 tokens/s  applied";
+        let said =
+            "step   7/300  loss 2.5000 nats  lr 1.00e-3  norm 0.750  12346 tokens/s  applied";
         assert_eq!(line, said);
     }
 

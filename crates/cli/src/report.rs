@@ -80,15 +80,18 @@ pub(crate) fn role_rows(held: &Held, data_parallel: &Held) -> Vec<RoleRow> {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let title = format!("bytes a rank of {}, at most", self.ranks);
+        let title = format!("peak bytes of 1 rank of {}", self.ranks);
         let stage = format!("stage {}, measured", self.stage);
         write_roles(f, &title, [&stage, "data-parallel, planned"], &self.memory)?;
         if let Some(bytes) = self.proportional_set_bytes {
             let bytes = Bytes(bytes).to_string();
             writeln!(f, "{:<26}{bytes:>18}  with code, text, activations", "process (PSS)")?;
         }
-        if self.shares_replicas && self.ranks > 1 {
-            writeln!(f, "The ranks share one copy of what rests replicated of model weights.")?;
+        if self.shares_replicas && self.ranks > 1 && self.stage < 3 {
+            writeln!(
+                f,
+                "The ranks share one copy of the model weights, which is counted in full above."
+            )?;
         }
         let bytes = Bytes(self.bytes_per_step);
         let traffic = format!("{} collectives, {bytes} from others", self.collectives_per_step);
@@ -99,7 +102,13 @@ impl fmt::Display for Report {
             ("training time", format!("{:.1} s", self.training_seconds)),
             ("a step", traffic),
             ("bits per byte", format!("{before:.3} before, {after:.3} after training")),
-            ("bigram entropy", format!("{:.3}: the model is {side} it", self.bigram_entropy)),
+            (
+                "bigram entropy",
+                format!(
+                    "{:.3}: the model is {side} it (what the byte before alone tells)",
+                    self.bigram_entropy
+                ),
+            ),
             ("results", self.folder.clone()),
         ];
         writeln!(f)?;

@@ -51,13 +51,14 @@ pub(crate) fn optimizer(config: &Config) -> Result<OptimizerSetup, OptimError> {
 }
 
 fn schedule(config: &Config) -> Result<LrSchedule, OptimError> {
-    let config::ScheduleConfig { kind, warmup_steps, min_factor } = config.schedule;
+    let config::ScheduleConfig { kind, min_factor, .. } = config.schedule;
     let decay = match kind {
         DecayKind::Constant => Decay::Constant,
         DecayKind::Linear => Decay::Linear,
         DecayKind::Cosine => Decay::Cosine,
     };
-    let (warmup, steps) = (warmup_steps as u64, config.train.steps as u64);
+    let steps = config.train.steps;
+    let (warmup, steps) = (config.schedule.warmup_in(steps) as u64, steps as u64);
     match warmup < steps {
         true => LrSchedule::new(decay, warmup, steps, min_factor),
         false => Ok(LrSchedule::constant(warmup)), // training ends before it would fall

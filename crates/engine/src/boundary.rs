@@ -28,14 +28,6 @@ impl Engine {
         self.boundary = boundary;
     }
 
-    /// Ends the micro-batch as [`step`](Self::step) does, with another boundary.
-    pub fn step_at(&mut self, boundary: Boundary) -> Result<StepOutcome, EngineError> {
-        let usual = std::mem::replace(&mut self.boundary, boundary);
-        let outcome = self.step();
-        self.boundary = usual;
-        outcome
-    }
-
     /// Whether a window of `n` micro-batches ends.
     pub(crate) fn ends(&self, n: usize) -> bool {
         match self.boundary {

@@ -124,7 +124,7 @@ impl Engine {
             step_traffic: Traffic::default(),
         };
         engine.step_start = engine.comm.traffic();
-        engine.ledger.change(RoleBytes::default(), engine.memory());
+        engine.ledger = Ledger::start(engine.memory(), setup::initial_bytes(&engine.buckets));
         Ok(engine)
     }
 

@@ -11,6 +11,11 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
+    /// Starts with what rests; while the last bucket was made, its initial weights lay beside it.
+    pub(crate) fn start(rest: RoleBytes, initial: Bytes) -> Self {
+        Self { live: rest, peak: rest, peak_total: rest.total() + initial }
+    }
+
     /// A bucket that held `before` holds `after`.
     pub(crate) fn change(&mut self, before: RoleBytes, after: RoleBytes) {
         self.live = self.live + after - before;

@@ -33,7 +33,14 @@ pub use error::EngineError;
 pub use model_grads::{GradNorms, ModelGrads};
 pub use norm::Norm;
 pub use options::{EngineOptions, GroupOptions, OptimizerSetup, Reduction};
+pub use oxizero_comm as comm;
+pub use oxizero_core::{
+    Bucketing, Bytes, DType, DynamicLossScale, LossScale, LossScaling, Numel, OptimGroup, ParamId,
+    ParamSpec, Precision, Rank, Stage, UnitId, WorldSize,
+};
 pub use oxizero_device::View as GradView;
+pub use oxizero_device::{Buffer, View, ViewMut};
+pub use oxizero_optim as optim;
 pub use sampler::Sampler;
 pub use step::{SkipReason, StepOutcome};
 pub use weights::{ParamWeights, UnitWeights};

@@ -5,7 +5,8 @@ use std::fmt::Write;
 
 use oxizero_comm::{CommError, Communicator};
 use oxizero_core::{
-    BucketId, BucketSpec, ConfigError, DType, ParamId, ParamSpec, Rank, UnitId, assign_buckets,
+    BucketId, BucketSpec, Bytes, ConfigError, DType, ParamId, ParamSpec, Rank, UnitId,
+    assign_buckets,
 };
 use oxizero_device::Buffer;
 
@@ -160,6 +161,12 @@ pub(crate) fn expected(specs: &[ParamSpec], buckets: &[Bucket]) -> Vec<usize> {
     let of_bucket =
         |bucket: &Bucket| bucket.spec().params.iter().map(|p| specs[p.0].contributions).sum();
     buckets.iter().map(of_bucket).collect()
+}
+
+/// The most bytes that a bucket's initial f32 weights take while it is made.
+pub(crate) fn initial_bytes(buckets: &[Bucket]) -> Bytes {
+    let of = |bucket: &Bucket| bucket.spec().layout.padded_numel().bytes(DType::F32);
+    buckets.iter().map(of).max().unwrap_or_default()
 }
 
 /// FNV-1a, for comparison and not for security.

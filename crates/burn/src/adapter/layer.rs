@@ -10,13 +10,19 @@ use oxizero_core::Random;
 /// Tensors may have any shape of rank 3; `[batch, positions, features]` is usual. A layer whose
 /// output is the loss returns it as `[1, 1, 1]`.
 pub trait Layer<B>: Module + 'static {
-    /// Runs forward. Called again when the engine recomputes, and must then do the same.
+    /// Runs forward. Called again when the engine recomputes, and must then do the same: draw from
+    /// [`Context::random`], as [`dropout`](crate::dropout) does. `burn::nn::Dropout` draws from one
+    /// generator of the whole process; with ranks as threads its masks do not repeat, and gradients
+    /// would be wrong.
     fn run(&self, context: &Context<'_, B>, input: Tensor<3>) -> Tensor<3>;
 }
 
 /// The piece of a model that comes first, and makes its output from the batch alone.
 pub trait Source<B>: Module + 'static {
-    /// Runs forward. Called again when the engine recomputes, and must then do the same.
+    /// Runs forward. Called again when the engine recomputes, and must then do the same: draw from
+    /// [`Context::random`], as [`dropout`](crate::dropout) does. `burn::nn::Dropout` draws from one
+    /// generator of the whole process; with ranks as threads its masks do not repeat, and gradients
+    /// would be wrong.
     fn start(&self, context: &Context<'_, B>) -> Tensor<3>;
 }
 

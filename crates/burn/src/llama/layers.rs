@@ -3,7 +3,6 @@
 
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Device, Int, Tensor, activation, module};
-use oxizero_core::Random;
 
 use crate::fused;
 
@@ -112,18 +111,4 @@ impl Mlp {
 /// `input` of `[rows, inputs]` times the transpose of `weight`.
 fn product(input: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
     fused::linear(&input, &weight).unwrap_or_else(|| input.matmul(weight.transpose()))
-}
-
-/// Drops elements with probability `prob` and scales the others up, in training alone: without a
-/// generator it does nothing.
-pub(super) fn dropout(input: Tensor<2>, prob: f64, random: Option<Random>) -> Tensor<2> {
-    let Some(mut random) = random.filter(|_| prob > 0.0) else { return input };
-    let kept = (1.0 / (1.0 - prob)) as f32;
-    let numel = input.shape().num_elements();
-    let draw = |_| if random.uniform() < prob as f32 { 0.0 } else { kept };
-    let mask: Vec<f32> = (0..numel).map(draw).collect();
-    let (device, dtype) = (input.device().without_autodiff(), input.dtype());
-    let mask = Tensor::<1>::from_data(mask.as_slice(), (&device, dtype));
-    let shape = input.dims();
-    input * mask.reshape(shape)
 }

@@ -6,10 +6,10 @@ use oxizero_core::config::ModelConfig;
 use oxizero_core::{DType as WeightDType, UnitId};
 
 use super::attention::Attention;
-use super::layers::{Embedding, Linear, Mlp, RmsNorm, dropout};
+use super::layers::{Embedding, Linear, Mlp, RmsNorm};
 use super::rotary::Rotary;
 use crate::adapter::{BurnError, Context, Layer, Model, ModelBuilder, Source};
-use crate::fused;
+use crate::{dropout, fused};
 
 /// A batch of sequences.
 #[derive(Clone, Debug)]

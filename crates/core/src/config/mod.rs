@@ -90,9 +90,10 @@ impl Config {
         self.train.validate()?;
         self.data.validate()?;
         self.run.validate()?;
-        if self.schedule.warmup_steps > self.train.steps {
+        let warmup_steps = self.schedule.warmup_in(self.train.steps);
+        if warmup_steps > self.train.steps {
             return Err(ConfigError::Conflict {
-                first: format!("schedule.warmup_steps = {}", self.schedule.warmup_steps),
+                first: format!("schedule.warmup_steps = {warmup_steps}"),
                 second: format!("train.steps = {}", self.train.steps),
                 advice: format!("a warm-up takes at most all steps, {}", self.train.steps),
             });

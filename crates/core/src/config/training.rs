@@ -55,8 +55,8 @@ pub enum OptimizerKind {
 pub struct ScheduleConfig {
     /// How it falls after the warm-up.
     pub kind: DecayKind,
-    /// Steps over which it first rises, linearly.
-    pub warmup_steps: usize,
+    /// Steps over which it first rises, linearly; absent: 20, or all of a shorter run.
+    pub warmup_steps: Option<usize>,
     /// The factor at the last step; a constant schedule ignores it.
     pub min_factor: f64,
 }
@@ -129,7 +129,7 @@ impl Default for OptimizerConfig {
 
 impl Default for ScheduleConfig {
     fn default() -> Self {
-        Self { kind: DecayKind::Cosine, warmup_steps: 20, min_factor: 0.1 }
+        Self { kind: DecayKind::Cosine, warmup_steps: None, min_factor: 0.1 }
     }
 }
 
@@ -174,9 +174,18 @@ impl OptimizerConfig {
     }
 }
 
+/// Steps of warm-up where nothing is asked for.
+const WARMUP_STEPS: usize = 20;
+
 impl ScheduleConfig {
+    /// The steps of warm-up in a run of `steps`.
+    pub fn warmup_in(&self, steps: usize) -> usize {
+        self.warmup_steps.unwrap_or(WARMUP_STEPS.min(steps))
+    }
+
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
-        check::count("schedule.warmup_steps", self.warmup_steps, 0..=check::COUNT_MAX)?;
+        let warmup_steps = self.warmup_steps.unwrap_or(0);
+        check::count("schedule.warmup_steps", warmup_steps, 0..=check::COUNT_MAX)?;
         let possible = (0.0..=1.0).contains(&self.min_factor);
         check::that(possible, "schedule.min_factor", self.min_factor, "0 to 1")
     }

@@ -36,10 +36,12 @@ fn every_backward_before_the_step_counts() {
         for (grad, outcome) in world::run(1, |comm| {
             let mut engine = trial.start(comm).unwrap();
             trial.pass(&mut engine, at(0)).unwrap();
-            let outcome = engine.step_at(Boundary::Later).unwrap();
+            engine.set_boundary(Boundary::Later);
+            let outcome = engine.step().unwrap();
             assert_eq!(outcome, StepOutcome::Accumulated { n: 1, of: 1 });
             trial.pass(&mut engine, at(1)).unwrap();
-            (full_grad(&mut engine, 0), engine.step_at(Boundary::Now).unwrap())
+            engine.set_boundary(Boundary::Now);
+            (full_grad(&mut engine, 0), engine.step().unwrap())
         }) {
             assert_eq!(grad, [3.0]);
             assert_eq!(outcome, StepOutcome::Applied { norm_before: 3.0, norm_after: 3.0 });

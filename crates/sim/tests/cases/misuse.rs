@@ -164,8 +164,10 @@ mod order_of_calls {
                     let error = error.unwrap_err();
                     assert!(matches!(error, EngineError::AlreadyReduced), "{error:?}");
                 }
-                let error = engine.step_at(Boundary::Later).unwrap_err();
+                engine.set_boundary(Boundary::Later);
+                let error = engine.step().unwrap_err();
                 assert!(matches!(error, EngineError::AlreadyReduced), "{error:?}");
+                engine.set_boundary(Boundary::Counted);
                 engine.step().unwrap();
                 trial.weights(engine).unwrap()
             }) {
