@@ -2,8 +2,8 @@
 //!
 //! The references are copies of as many bytes, by every rank at once: `memcpy` into memory in which
 //! something lies already, as for [`Engine::full_grads_into`] in a training loop, and
-//! `memcpy/fresh` into memory that is asked for anew, as [`Engine::full_grads`] asks for its own. The first touch
-//! of a fresh page is a page fault: all of them together cost more than the copy.
+//! `memcpy/fresh` into memory that is asked for anew, as [`Engine::full_grads`] asks for its own.
+//! The first touch of a fresh page is a page fault: all of them together cost more than the copy.
 
 use std::hint::black_box;
 
