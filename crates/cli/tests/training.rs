@@ -20,7 +20,7 @@ fn run(place: &Place, name: &str, flags: &str) -> (Vec<Value>, Vec<u8>) {
 #[test]
 fn stages_threads_processes_and_buckets_give_the_same_bits() {
     let place = Place::new();
-    for ranks in [1, 2, 3] {
+    for ranks in [1, 2, 3, 4] {
         let expected = run(&place, &format!("plain{ranks}"), &format!("--ranks {ranks} --stage 0"));
         let flags = [
             "--stage 1 --bucket-bytes 999",
