@@ -204,11 +204,16 @@ impl Engine {
 
     /// The unit is about to run backward.
     pub fn pre_backward(&mut self, unit: UnitId) -> Result<(), EngineError> {
+        self.unit_params(unit)?;
+        self.open_window()?;
+        self.window.micro_batch = MicroBatch::Open;
         self.unit_event(unit, Event::PreBackward(unit))
     }
 
     /// The unit ran backward.
     pub fn post_backward(&mut self, unit: UnitId) -> Result<(), EngineError> {
+        self.unit_params(unit)?;
+        self.open_window()?;
         self.unit_event(unit, Event::PostBackward(unit))
     }
 

@@ -123,8 +123,8 @@ pub enum EngineError {
         /// The first parameter of the bucket.
         param: String,
     },
-    /// Another rank refused the step, for a reason that it reports itself.
-    #[error("rank {rank} refused the step; it reports why")]
+    /// Another rank refused a collective call, for a reason that it reports itself.
+    #[error("rank {rank} refused the call; it reports why")]
     PeerRefused {
         /// The rank.
         rank: Rank,

@@ -160,7 +160,13 @@ mod order_of_calls {
                 assert_eq!(full_grad(engine, 1), [2.0]);
                 let error = scale_one(engine, 0, 1.0).unwrap_err();
                 assert!(matches!(error, EngineError::UnexpectedGrad { .. }), "{error:?}");
-                for error in [engine.backward_end(), engine.weigh(1.0)] {
+                let unit = UnitId(0);
+                for error in [
+                    engine.backward_end(),
+                    engine.weigh(1.0),
+                    engine.pre_backward(unit),
+                    engine.post_backward(unit),
+                ] {
                     let error = error.unwrap_err();
                     assert!(matches!(error, EngineError::AlreadyReduced), "{error:?}");
                 }
@@ -172,6 +178,28 @@ mod order_of_calls {
                 trial.weights(engine).unwrap()
             }) {
                 assert_eq!(weights, [[-2.0], [-2.0]]);
+            }
+        });
+    }
+
+    #[test]
+    fn a_pass_that_was_begun_is_ended_before_the_step() {
+        let trial = Trial { ranks: 2, ..two_units(F32, |_, _| vec![vec![2.0]]) };
+        each_stage(&trial, |trial| {
+            for weights in each_rank(trial, |engine| {
+                trial.micro_batch(engine, 0, 0).unwrap();
+                for unit in [1, 0].map(UnitId) {
+                    engine.pre_backward(unit).unwrap();
+                    engine.post_backward(unit).unwrap();
+                }
+                assert!(matches!(engine.step(), Err(EngineError::NoBackward)));
+                engine.backward_end().unwrap();
+                engine.step().unwrap();
+                trial.micro_batch(engine, 0, 0).unwrap();
+                engine.step().unwrap();
+                trial.weights(engine).unwrap()
+            }) {
+                assert_eq!(weights, [[-4.0], [-4.0]]);
             }
         });
     }
@@ -265,8 +293,8 @@ mod order_of_calls {
                         if stop > 2 {
                             engine.full_grad(ParamId(0)).unwrap();
                         }
-                        engine.pre_backward(UnitId(1)).unwrap();
                         if stop < 3 {
+                            engine.pre_backward(UnitId(1)).unwrap();
                             scale_one(engine, 1, f32::NAN).unwrap();
                         }
                         engine.discard_window().unwrap();
@@ -283,109 +311,7 @@ mod order_of_calls {
     }
 }
 
-mod ranks_that_differ {
-    use super::*;
-
-    #[test]
-    fn optimizers_that_differ_are_refused_on_all_ranks() {
-        let trial = one_weight(Precision::of_model(F32), |_, _| vec![]);
-        let rule = |beta1| -> Box<dyn Optimizer> {
-            let options = MomentOptions { beta1, ..MomentOptions::default() };
-            Box::new(AdamW::new(options).unwrap())
-        };
-        let adam = || Box::new(Adam::new(MomentOptions::default()).unwrap());
-        let setup = |rule, lr, warmup| OptimizerSetup {
-            rule,
-            groups: vec![GroupOptions { lr, weight_decay: 0.0 }],
-            schedule: LrSchedule::constant(warmup),
-        };
-        type Make<'a> = &'a (dyn Fn() -> OptimizerSetup + Sync);
-        let others: [Make<'_>; 4] = [
-            &|| setup(rule(0.9), 0.2, 0),
-            &|| setup(rule(0.8), 0.1, 0),
-            &|| setup(adam(), 0.1, 0),
-            &|| setup(rule(0.9), 0.1, 1),
-        ];
-        for other in others {
-            for error in world::run(3, |comm| {
-                let optimizer =
-                    if comm.rank() == Rank(1) { other() } else { setup(rule(0.9), 0.1, 0) };
-                let (specs, options) = (trial.specs.clone(), trial.options.clone());
-                let order = trial.order();
-                Engine::new(specs, order, options, optimizer, comm, &mut |_, _| ()).err()
-            }) {
-                let differs = Some(EngineError::SetupDiffers { rank: Rank(1) });
-                assert_eq!(format!("{error:?}"), format!("{differs:?}"));
-            }
-        }
-    }
-
-    /// Another parameter, values of another shape, or another call, on one of the ranks. Where all
-    /// refuse before anything travels, they may go on.
-    #[test]
-    fn access_that_differs_is_refused_on_all_ranks() {
-        type Act = fn(&mut Engine) -> Result<(), EngineError>;
-        const ONE: GradView<'_> = GradView::F32(&[1.0]);
-        const TWO: GradView<'_> = GradView::F32(&[1.0, 2.0]);
-        let one_gradient: Act = |engine| engine.full_grad(ParamId(0)).map(drop);
-        let wrong: [(Act, Act); 8] = [
-            (one_gradient, |engine| engine.full_grad(ParamId(1)).map(drop)),
-            (one_gradient, |engine| engine.full_grad(ParamId(9)).map(drop)),
-            (one_gradient, |engine| engine.full_grads().map(drop)),
-            (one_gradient, |engine| engine.full_param(ParamId(0)).map(drop)),
-            (
-                |engine| engine.set_full_grad(ParamId(0), ONE),
-                |engine| engine.set_full_grad(ParamId(0), TWO),
-            ),
-            (
-                |engine| engine.set_full_param(ParamId(0), ONE),
-                |engine| engine.set_full_param(ParamId(0), TWO),
-            ),
-            (
-                |engine| engine.full_state(ParamId(0), "momentum_buffer").map(drop),
-                |engine| engine.full_state(ParamId(0), "exp_avg").map(drop),
-            ),
-            (
-                |engine| engine.full_state(ParamId(0), "momentum_buffer").map(drop),
-                |engine| engine.set_full_state(ParamId(0), "momentum_buffer", ONE),
-            ),
-        ];
-        let mut trial = Trial { ranks: 3, ..two_units(F32, |_, _| vec![vec![1.0]]) };
-        trial.rule = Rule::Sgd { momentum: 0.5 };
-        for (index, (usual, other)) in wrong.into_iter().enumerate() {
-            for odd in 0..3 {
-                each_stage(&trial, |trial| {
-                    println!("case {index}, rank {odd} differs");
-                    for (error, grad) in each_rank(trial, |engine| {
-                        trial.micro_batch(engine, 0, 0).unwrap();
-                        let act = if rank_of(engine) == odd { other } else { usual };
-                        (act(engine).err(), full_grad(engine, 0))
-                    }) {
-                        let error = error.expect("it is refused");
-                        assert!(!matches!(error, EngineError::Comm(_)), "{error:?}");
-                        assert_eq!(grad, [1.0]);
-                    }
-                });
-            }
-        }
-    }
-
-    #[test]
-    fn a_step_beside_a_read_is_refused_on_all_ranks() {
-        let trial = Trial { ranks: 3, ..two_units(F32, |_, _| vec![vec![1.0]]) };
-        each_stage(&trial, |trial| {
-            for error in each_rank(trial, |engine| {
-                trial.micro_batch(engine, 0, 0).unwrap();
-                match rank_of(engine) {
-                    1 => engine.step().map(drop).err(),
-                    _ => engine.grad_norms().map(drop).err(),
-                }
-            }) {
-                assert!(error.is_some());
-            }
-        });
-    }
-}
+mod ranks_that_differ;
 
 mod numbers {
     use super::*;
