@@ -35,13 +35,14 @@ impl Watcher {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)
             .map_err(|errno| system("watch the other ranks", errno))?;
         let stop = Arc::new(stop);
-        let signs = signs(&mapping, peers);
+        let mut signs = signs(&mapping, peers);
         let stopped = Arc::clone(&stop);
         let thread = std::thread::Builder::new()
             .name("oxizero-watch".to_owned())
             .spawn(move || {
-                // Unwatched, the others' ends would go unnoticed until the deadline.
-                if let Err(errno) = watch(&mapping, signs, stopped.as_fd()) {
+                // Unwatched, the others' ends would go unnoticed until the deadline. The sockets
+                // stay open until that is told: their end would be taken for this process's.
+                if let Err(errno) = watch(&mapping, &mut signs, stopped.as_fd()) {
                     let why = format!("it cannot watch the other ranks any more: {errno}");
                     mapping.control().fail(Failure::Aborted(rank, why));
                 }
@@ -80,7 +81,7 @@ fn signs(mapping: &Mapping, peers: Vec<Peer>) -> Vec<Sign> {
 }
 
 /// Returns when `stop` is readable.
-fn watch(mapping: &Mapping, mut signs: Vec<Sign>, stop: BorrowedFd<'_>) -> rustix::io::Result<()> {
+fn watch(mapping: &Mapping, signs: &mut Vec<Sign>, stop: BorrowedFd<'_>) -> rustix::io::Result<()> {
     loop {
         let flags = PollFlags::IN | PollFlags::RDHUP;
         let mut polled: Vec<_> = signs.iter().map(|sign| PollFd::new(&sign.file, flags)).collect();
