@@ -50,9 +50,11 @@ pub trait Communicator: Send + Sync {
     ) -> Result<Handle<(Buffer, Buffer)>, CommError>;
 
     /// Several all-gathers in one collective. It concatenates into `full`, which is this rank's own
-    /// memory: shard after shard, and of each every rank's piece, in rank order.
+    /// memory: place after place in `shards`, and for each every rank's shard, in rank order.
     ///
-    /// All are of one dtype; shards of the same place in `shards` are equally long on every rank.
+    /// All are of one dtype, and all ranks give equally many. A shard may have another length on
+    /// each rank, none included; those of all ranks together are as long as `full`, or all ranks
+    /// fail with [`CommError::Unfilled`].
     fn all_gather_many(
         &self,
         shards: Vec<OwnShard>,
@@ -90,17 +92,17 @@ pub trait Communicator: Send + Sync {
     fn allocated(&self) -> Allocated;
 }
 
-/// This rank's piece of a buffer that all ranks hold a piece of.
+/// This rank's part of what ranks hold parts of, not necessarily equal ones.
 #[derive(Debug)]
 pub struct OwnShard {
-    /// A buffer that holds the piece.
+    /// A buffer that holds the part.
     pub buffer: Buffer,
-    /// The piece's elements in it; equally many on every rank.
+    /// The part's elements in it; there may be none.
     pub own: Range<usize>,
 }
 
 impl OwnShard {
-    /// The piece.
+    /// The part.
     pub fn view(&self) -> View<'_> {
         self.buffer.range(self.own.clone())
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use oxizero_core::{ProcessGroup, Rank};
+use oxizero_core::{Numel, ProcessGroup, Rank};
 
 /// A collective that did not complete.
 ///
@@ -55,6 +55,19 @@ pub enum CommError {
         /// What that rank asked for.
         got: String,
     },
+    /// What the ranks offer to a gather is not as long as the buffer that all of them give it.
+    #[error(
+        "operation {sequence} is {wanted}, and the ranks' shards do not make that: {}",
+        list(offered)
+    )]
+    Unfilled {
+        /// The place in the order, counted from 1.
+        sequence: u64,
+        /// What all ranks asked for.
+        wanted: String,
+        /// The elements that each rank offers.
+        offered: Vec<(Rank, Numel)>,
+    },
     /// A rank gave up, and said why.
     #[error("rank {rank} gave up: {why}")]
     Aborted {
@@ -104,6 +117,7 @@ impl CommError {
             Self::PeerDead { .. }
             | Self::Timeout { .. }
             | Self::Mismatch { .. }
+            | Self::Unfilled { .. }
             | Self::Aborted { .. } => false,
             Self::Misuse { .. }
             | Self::NotInGroup { .. }
@@ -111,4 +125,11 @@ impl CommError {
             | Self::System { .. } => true,
         }
     }
+}
+
+fn list(offered: &[(Rank, Numel)]) -> String {
+    let sum = Numel(offered.iter().map(|(_, numel)| numel.0).sum());
+    let ranks: Vec<_> =
+        offered.iter().map(|(rank, numel)| format!("{numel} of rank {rank}")).collect();
+    format!("{} are {sum} elements", ranks.join(", "))
 }

@@ -148,46 +148,50 @@ impl<T: Transport> Group<T> {
         copied
     }
 
-    /// Refuses to go on unless every rank's pieces are as long as this rank's.
-    fn compare_pieces(
-        &self,
-        operation: &Operation,
-        own: &[&[u8]],
-        peers: &dyn Peers,
-    ) -> Result<(), CommError> {
+    /// Refuses to go on unless all ranks' pieces together are as long as `operation` says.
+    fn check_pieces(&self, operation: &Operation, pieces: &Pieces<'_>) -> Result<(), CommError> {
         let size = operation.dtype.map_or(1, DType::size);
-        let text = |index, bytes: &[u8]| {
-            format!("{operation} whose shard {index} has {} elements", bytes.len() / size)
-        };
-        for other in self.others() {
-            for (index, own) in own.iter().enumerate() {
-                let piece = peers.piece(other, index);
-                if piece.len() != own.len() {
-                    let world = self.transport.members().ranks();
-                    return Err(CommError::Mismatch {
-                        sequence: operation.sequence,
-                        rank: world[self.rank().0],
-                        expected: text(index, own),
-                        other: world[other.0],
-                        got: text(index, piece),
-                    });
-                }
-            }
+        let (count, ranks) = (pieces.own.len(), self.world_size().ranks());
+        let len = |rank| (0..count).map(|index| pieces.get(rank, index).len()).sum();
+        let lens: Vec<usize> = ranks.map(len).collect();
+        if lens.iter().sum::<usize>() == operation.numel.0 * size {
+            return Ok(());
         }
-        Ok(())
+        let world = self.transport.members().ranks().iter().copied();
+        Err(CommError::Unfilled {
+            sequence: operation.sequence,
+            wanted: operation.to_string(),
+            offered: world.zip(lens.iter().map(|len| Numel(len / size))).collect(),
+        })
     }
 
     /// Copies every rank's pieces to their places in `full`; returns how much was the others'.
-    fn gather_pieces(&self, own: &[&[u8]], full: &mut Region, peers: &dyn Peers) -> Bytes {
+    fn gather_pieces(&self, pieces: &Pieces<'_>, full: &mut Region) -> Bytes {
         let mut end = 0;
-        for (index, own) in own.iter().enumerate() {
+        for index in 0..pieces.own.len() {
             for rank in self.world_size().ranks() {
-                let bytes = if rank == self.rank() { own } else { peers.piece(rank, index) };
+                let bytes = pieces.get(rank, index);
                 full.range_mut(end..end + bytes.len()).copy_from_slice(bytes);
                 end += bytes.len();
             }
         }
-        full.len() - Bytes(own.iter().map(|piece| piece.len()).sum())
+        full.len() - Bytes(pieces.own.iter().map(|piece| piece.len()).sum())
+    }
+}
+
+/// What the ranks offer to an all-gather of several shards.
+struct Pieces<'a> {
+    rank: Rank,
+    own: &'a [&'a [u8]],
+    peers: &'a dyn Peers,
+}
+
+impl Pieces<'_> {
+    fn get(&self, rank: Rank, index: usize) -> &[u8] {
+        match rank == self.rank {
+            true => self.own[index],
+            false => self.peers.piece(rank, index),
+        }
     }
 }
 
@@ -261,18 +265,19 @@ impl<T: Transport> Communicator for Group<T> {
         shards: Vec<OwnShard>,
         mut full: Buffer,
     ) -> Result<Handle<(Vec<OwnShard>, Buffer)>, CommError> {
-        check_gather_many(&shards, &full, self.world_size())?;
+        check_gather_many(&shards, &full)?;
         let kind = Kind::AllGatherMany { shards: shards.len() };
         let (dtype, numel) = (full.dtype(), full.numel());
         let deed = |operation: &Operation| {
-            let pieces: Vec<&[u8]> = shards.iter().map(|shard| shard.view().bytes()).collect();
+            let own: Vec<&[u8]> = shards.iter().map(|shard| shard.view().bytes()).collect();
             let mut copied = Ok(Bytes(0));
             let mut read = |_: &mut Region, peers: &dyn Peers| {
+                let pieces = Pieces { rank: self.rank(), own: &own, peers };
                 copied = self
-                    .compare_pieces(operation, &pieces, peers)
-                    .map(|()| self.gather_pieces(&pieces, full.region_mut(), peers));
+                    .check_pieces(operation, &pieces)
+                    .map(|()| self.gather_pieces(&pieces, full.region_mut()));
             };
-            self.transport.meet(operation, Offer::Pieces(&pieces), &mut read)?;
+            self.transport.meet(operation, Offer::Pieces(&own), &mut read)?;
             self.count_collective(copied?);
             Ok((shards, full))
         };
@@ -399,11 +404,7 @@ fn check_gather_into(
     Ok(())
 }
 
-fn check_gather_many(
-    shards: &[OwnShard],
-    full: &Buffer,
-    world_size: WorldSize,
-) -> Result<(), CommError> {
+fn check_gather_many(shards: &[OwnShard], full: &Buffer) -> Result<(), CommError> {
     let refuse = |problem| Err(misuse("all-gather", problem));
     for (index, OwnShard { buffer, own }) in shards.iter().enumerate() {
         if buffer.dtype() != full.dtype() {
@@ -414,13 +415,6 @@ fn check_gather_many(
             let numel = buffer.numel();
             return refuse(format!("shard {index} is {own:?} of a buffer of {numel} elements"));
         }
-    }
-    let own = Numel(shards.iter().map(|shard| shard.own.len()).sum());
-    if own * world_size.get() != full.numel() {
-        let (count, full) = (shards.len(), full.numel());
-        return refuse(format!(
-            "{count} shards of {own} elements in all, on {world_size} ranks, do not make {full}"
-        ));
     }
     Ok(())
 }

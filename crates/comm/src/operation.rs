@@ -22,7 +22,7 @@ pub(crate) struct Operation {
 pub(crate) enum Kind {
     ReduceScatter,
     AllGather,
-    /// An all-gather of so many shards a rank; their sizes are compared when they are read.
+    /// An all-gather of so many shards a rank; their lengths are added up when they are read.
     AllGatherMany {
         shards: usize,
     },

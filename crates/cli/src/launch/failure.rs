@@ -47,6 +47,7 @@ impl Blame {
             CommError::PeerDead { .. } | CommError::Aborted { .. } => Self::Other,
             CommError::Timeout { .. }
             | CommError::Mismatch { .. }
+            | CommError::Unfilled { .. }
             | CommError::Rendezvous { .. } => Self::All,
             _ => Self::Own,
         }

@@ -9,6 +9,17 @@ use crate::data::{Place, buffer, fill, rounded, value, values};
 /// Elements of shards, by turns.
 const SIZES: [usize; 7] = [5, 0, 17, 1, 9001, 64, 3];
 
+/// The length of a rank's shard of some place, in a world of so many ranks.
+type Lengths = fn(place: usize, rank: usize, world_size: usize) -> usize;
+
+const LENGTHS: [Lengths; 4] = [
+    |place, _, _| SIZES[place % 7],
+    |place, rank, _| SIZES[(place + 3 * rank) % 7],
+    // One rank holds all of it, as where a bucket's shard boundary lies in no small parameter.
+    |place, rank, world_size| if rank == place % world_size { SIZES[place % 7] } else { 0 },
+    |place, rank, world_size| if rank + 1 == world_size { 0 } else { SIZES[place % 7] + rank },
+];
+
 /// One rank's shards of such sizes: parts of larger buffers, some on the heap and some allocated,
 /// which are others on other ranks.
 fn shards(comm: &dyn Communicator, sizes: &[usize], dtype: DType, seed: usize) -> Vec<OwnShard> {
@@ -23,40 +34,47 @@ fn shards(comm: &dyn Communicator, sizes: &[usize], dtype: DType, seed: usize) -
     sizes.iter().enumerate().map(shard).collect()
 }
 
-/// What comes of [`shards`] on every rank.
-fn expected(world_size: usize, sizes: &[usize], dtype: DType, seed: usize) -> Vec<f32> {
+/// What comes of [`shards`] on every rank, whose sizes are given by rank.
+fn expected(sizes: &[Vec<usize>], dtype: DType, seed: usize) -> Vec<f32> {
     let mut all = Vec::new();
-    for (index, size) in sizes.iter().enumerate() {
-        for rank in 0..world_size {
-            all.extend((0..*size).map(|i| rounded(value(rank, i + 100 * index, seed), dtype)));
+    for index in 0..sizes[0].len() {
+        for (rank, sizes) in sizes.iter().enumerate() {
+            let value = |i| rounded(value(rank, i + 100 * index, seed), dtype);
+            all.extend((0..sizes[index]).map(value));
         }
     }
     all
 }
 
 pub(crate) fn many_shards_are_one_collective(comm: Box<dyn Communicator>) {
-    let world_size = comm.world_size().get();
-    for count in [0, 1, 2, 3, 7, 20] {
+    for (count, lengths) in [0, 1, 2, 3, 7, 20].iter().flat_map(|n| LENGTHS.map(|l| (*n, l))) {
         for dtype in DType::ALL {
             for place in [Place::Heap, Place::Alloc] {
-                let sizes: Vec<usize> = (0..count).map(|i| SIZES[(i + count) % 7]).collect();
-                let own: usize = sizes.iter().sum();
-                let full = buffer(&*comm, place, own * world_size, dtype);
-                let shards = shards(&*comm, &sizes, dtype, count);
-                let before: Vec<_> = shards.iter().map(|shard| values(&shard.buffer)).collect();
-
-                let start = comm.traffic();
-                let (shards, full) = comm.all_gather_many(shards, full).unwrap().wait().unwrap();
-                let bytes = Bytes(own * (world_size - 1) * dtype.size());
-                let one = Traffic { collectives: 1, bytes, exchanges: 0 };
-                assert_eq!(comm.traffic() - start, one);
-
-                assert_eq!(values(&full), expected(world_size, &sizes, dtype, count));
-                let after: Vec<_> = shards.iter().map(|shard| values(&shard.buffer)).collect();
-                assert_eq!(after, before);
+                gather(&*comm, count, lengths, dtype, place);
             }
         }
     }
+}
+
+fn gather(comm: &dyn Communicator, count: usize, lengths: Lengths, dtype: DType, place: Place) {
+    let ranks = comm.world_size().get();
+    let length = |index, rank| lengths(index + count, rank, ranks);
+    let sizes: Vec<Vec<usize>> =
+        (0..ranks).map(|rank| (0..count).map(|index| length(index, rank)).collect()).collect();
+    let numel: usize = sizes.iter().flatten().sum();
+    let own = &sizes[comm.rank().0];
+    let full = buffer(comm, place, numel, dtype);
+    let shards = shards(comm, own, dtype, count);
+    let before: Vec<_> = shards.iter().map(|shard| values(&shard.buffer)).collect();
+
+    let start = comm.traffic();
+    let (shards, full) = comm.all_gather_many(shards, full).unwrap().wait().unwrap();
+    let bytes = Bytes((numel - own.iter().sum::<usize>()) * dtype.size());
+    assert_eq!(comm.traffic() - start, Traffic { collectives: 1, bytes, exchanges: 0 });
+
+    assert_eq!(values(&full), expected(&sizes, dtype, count), "{sizes:?}");
+    let after: Vec<_> = shards.iter().map(|shard| values(&shard.buffer)).collect();
+    assert_eq!(after, before);
 }
 
 /// Every rank offers its own shard of one memory, as the engine's replicas are.
@@ -77,30 +95,45 @@ pub(crate) fn shards_of_replicas_are_gathered(comm: Box<dyn Communicator>) {
     assert_eq!(full.f32(), [1, 16, 3].into_iter().flat_map(value).collect::<Vec<_>>());
 }
 
-/// The sizes differ in the middle, and not in all.
-pub(crate) fn other_sizes_of_shards_are_named(comm: Box<dyn Communicator>) {
-    let last = Rank(comm.world_size().get() - 1);
-    if last == Rank(0) {
+/// The last rank offers one element less, or one more, than would fill what all ask for.
+pub(crate) fn lengths_that_do_not_add_up_are_an_error_on_every_rank(comm: Box<dyn Communicator>) {
+    let ranks = comm.world_size().get();
+    for wrong in [1, 3] {
+        let group = comm.split(&ProcessGroup::world(comm.world_size())).unwrap();
+        let size = |rank| if rank == ranks - 1 { 5 + wrong } else { 7 };
+        let shards = shards(&*group, &[5, size(comm.rank().0) - 5], DType::Bf16, 0);
+        let full = buffer(&*group, Place::Heap, 7 * ranks, DType::Bf16);
+        let error = group.all_gather_many(shards, full).unwrap().wait().unwrap_err();
+        let CommError::Unfilled { offered, .. } = &error else { panic!("{error}") };
+        assert_eq!(*offered, (0..ranks).map(|r| (Rank(r), Numel(size(r)))).collect::<Vec<_>>());
+        let told = error.to_string();
+        let wanted = format!("all-gather from 2 shards a rank of {} bf16", 7 * ranks);
+        let got =
+            format!("{} of rank {} are {} elements", 5 + wrong, ranks - 1, 7 * ranks + wrong - 2);
+        assert!(told.contains(&wanted) && told.contains(&got), "{told}");
+        assert!(matches!(group.barrier(), Err(CommError::Unfilled { .. })), "it is not final");
+    }
+    comm.barrier().unwrap();
+}
+
+/// Ranks that want different sums are told as such, though their own shards would fill one.
+pub(crate) fn other_sums_of_shards_are_named(comm: Box<dyn Communicator>) {
+    let ranks = comm.world_size().get();
+    if ranks == 1 {
         return;
     }
     let group = comm.split(&ProcessGroup::world(comm.world_size())).unwrap();
-    let [mine, other] = match comm.rank() == last {
-        true => [[3, 5, 2], [3, 4, 3]],
-        false => [[3, 4, 3], [3, 5, 2]],
-    };
-    let shards = shards(&*group, &mine, DType::Bf16, 0);
-    let full = buffer(&*group, Place::Heap, 10 * comm.world_size().get(), DType::Bf16);
+    let [mine, other] = if comm.rank() == Rank(0) { [6, 4] } else { [4, 6] };
+    let shards = shards(&*group, &[mine], DType::F32, 0);
+    let full = buffer(&*group, Place::Heap, mine * ranks, DType::F32);
     match group.all_gather_many(shards, full).unwrap().wait() {
-        Err(CommError::Mismatch { rank, expected, other: who, got, .. }) => {
+        Err(CommError::Mismatch { rank, expected, got, .. }) => {
             assert_eq!(rank, comm.rank());
-            assert_eq!(who, if comm.rank() == last { Rank(0) } else { last });
-            let text = |sizes: [usize; 3]| format!("whose shard 1 has {} elements", sizes[1]);
-            assert!(expected.contains(&text(mine)), "{expected}");
-            assert!(got.contains(&text(other)), "{got}");
+            let text = |size| format!("all-gather from 1 shards a rank of {} f32", size * ranks);
+            assert_eq!((expected, got), (text(mine), text(other)));
         }
         result => panic!("{result:?} instead of a mismatch"),
     }
-    assert!(matches!(group.barrier(), Err(CommError::Mismatch { .. })));
     comm.barrier().unwrap();
 }
 
@@ -111,9 +144,7 @@ pub(crate) fn shards_that_do_not_fit_are_refused(comm: Box<dyn Communicator>) {
     let [f32, bf16] = [DType::F32, DType::Bf16];
     let calls = [
         (vec![shard(f32, 0..4), shard(bf16, 0..2)], full(6, f32), "shard 1 is bf16"),
-        (vec![shard(f32, 0..4), shard(f32, 1..3)], full(7, f32), "2 shards of 6 elements"),
         (vec![shard(f32, 0..4), shard(f32, 3..5)], full(6, f32), "shard 1 is 3..5 of a buffer"),
-        (vec![], full(1, f32), "0 shards"),
     ];
     for (shards, full, words) in calls {
         match comm.all_gather_many(shards, full) {
