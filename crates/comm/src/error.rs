@@ -8,7 +8,8 @@ use oxizero_core::{Numel, ProcessGroup, Rank};
 ///
 /// Ranks are numbered as in the world, in sub-groups too. `Misuse` and `NotInGroup` are found
 /// before anything is sent, and leave the group as it was; every other error is final: later
-/// operations fail likewise. What fails on one rank alone (`System`) is `Aborted` on the others.
+/// operations fail likewise. What fails on one rank alone (`System`), or in a group of some ranks
+/// (`Mismatch`, `Unfilled`), is `Aborted` on the others.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommError {
@@ -111,20 +112,28 @@ pub enum CommError {
 }
 
 impl CommError {
-    /// Whether only this rank knows of it, while the others wait.
-    pub(crate) fn is_of_this_rank_alone(&self) -> bool {
+    /// Who learns of it without being told.
+    pub(crate) fn known_to(&self) -> KnownTo {
         match self {
-            Self::PeerDead { .. }
-            | Self::Timeout { .. }
-            | Self::Mismatch { .. }
-            | Self::Unfilled { .. }
-            | Self::Aborted { .. } => false,
+            Self::PeerDead { .. } | Self::Timeout { .. } | Self::Aborted { .. } => KnownTo::World,
+            Self::Mismatch { .. } | Self::Unfilled { .. } => KnownTo::Group,
             Self::Misuse { .. }
             | Self::NotInGroup { .. }
             | Self::Rendezvous { .. }
-            | Self::System { .. } => true,
+            | Self::System { .. } => KnownTo::Rank,
         }
     }
+}
+
+/// Who learns of an error, while the others wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KnownTo {
+    /// This rank alone.
+    Rank,
+    /// The members of the group in which it arose.
+    Group,
+    /// Every rank.
+    World,
 }
 
 fn list(offered: &[(Rank, Numel)]) -> String {

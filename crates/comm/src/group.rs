@@ -7,6 +7,7 @@ use oxizero_core::{Bytes, DType, Numel, ProcessGroup, Rank, WorldSize};
 use oxizero_device::kernels::{Combine, tree_sum};
 use oxizero_device::{Buffer, Region, View, ViewMut};
 
+use crate::error::KnownTo;
 use crate::operation::{Kind, Operation};
 use crate::transport::{Offer, Peers, Transport};
 use crate::{
@@ -58,7 +59,13 @@ impl<T: Transport> Group<T> {
     /// Keeps an error, and tells it to the others where they cannot know it.
     fn settle<R>(&self, calls: &mut Calls, result: Result<R, CommError>) -> Result<R, CommError> {
         result.inspect_err(|error| {
-            if error.is_of_this_rank_alone() {
+            let is_world = self.world_size() == self.transport.ranks_of_the_world();
+            let all_know = match error.known_to() {
+                KnownTo::Rank => false,
+                KnownTo::Group => is_world,
+                KnownTo::World => true,
+            };
+            if !all_know {
                 self.transport.abort(&error.to_string());
             }
             calls.failure = Some(error.clone());

@@ -32,7 +32,7 @@ pub fn group_with_deadline(
     let mut meeting = Meeting::new(&members);
     meeting.seats.iter_mut().for_each(|seat| seat.presence = Presence::Joined);
     let state = Mutex::new(State { failure: None, meetings: vec![meeting] });
-    let world = Arc::new(World { state, changed: Condvar::new(), deadline });
+    let world = Arc::new(World { size: world_size, state, changed: Condvar::new(), deadline });
     let communicator = |rank| -> Box<dyn Communicator> {
         let (world, members) = (Arc::clone(&world), members.clone());
         Box::new(Group::new(ThreadTransport { world, meeting: 0, members, rank }))
@@ -50,6 +50,7 @@ struct ThreadTransport {
 }
 
 struct World {
+    size: WorldSize,
     state: Mutex<State>,
     changed: Condvar,
     deadline: Duration,
@@ -186,6 +187,10 @@ impl Transport for ThreadTransport {
 
     fn rank(&self) -> Rank {
         self.rank
+    }
+
+    fn ranks_of_the_world(&self) -> WorldSize {
+        self.world.size
     }
 
     fn meet(

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use oxizero_core::{Bytes, ProcessGroup, Rank};
+use oxizero_core::{Bytes, ProcessGroup, Rank, WorldSize};
 use oxizero_device::Region;
 
 use crate::operation::Operation;
@@ -16,6 +16,9 @@ pub(crate) trait Transport: Send + Sync + Sized + 'static {
 
     /// This rank's place among the members.
     fn rank(&self) -> Rank;
+
+    /// How many ranks the world has, of which the members may be a part.
+    fn ranks_of_the_world(&self) -> WorldSize;
 
     /// Posts `operation` and `offer`, waits until every member has posted, compares, calls `read`
     /// once, and waits until every member has read.

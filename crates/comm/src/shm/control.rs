@@ -13,8 +13,9 @@ use crate::transport::Failure;
 
 /// Ranks that a world may have: a group's members are the bits of one word.
 pub(super) const RANKS_MAX: usize = 64;
-/// Groups that may be open at once, the world among them.
-pub(super) const GROUPS_MAX: usize = 64;
+/// Groups of several ranks that may be open at once, the world among them: more than those of any
+/// mesh of three axes, which are at most three a rank. A place that is not used takes no memory.
+pub(super) const GROUPS_MAX: usize = 4 * RANKS_MAX;
 /// Replicas that may be alive at once.
 pub(super) const REPLICAS_MAX: usize = 16 << 10;
 const REASON_BYTES_MAX: usize = 1 << 10;
@@ -145,12 +146,14 @@ impl Meeting {
 
     /// Whether `group` meets here and member `rank` has not joined it yet.
     ///
-    /// In this order: a seat that the last member of an earlier group has just cleared is seen to
-    /// be in no open place, or in one that was opened anew, with the new members.
+    /// After the seat, the place is looked at again: a seat that the last member of an earlier
+    /// group has just cleared is seen to be in no open place, or in one that was opened anew, with
+    /// the new members. Looked at first, it keeps from touching the seats of places not in use,
+    /// which would take memory.
     pub(super) fn awaits(&self, group: &ProcessGroup, rank: Rank) -> bool {
-        self.seats[rank.0].presence.load(SeqCst) == INVITED
-            && self.state.load(SeqCst) == OPEN
-            && self.members.load(SeqCst) == mask(group)
+        let is_open =
+            || self.state.load(SeqCst) == OPEN && self.members.load(SeqCst) == mask(group);
+        is_open() && self.seats[rank.0].presence.load(SeqCst) == INVITED && is_open()
     }
 
     pub(super) fn join(&self, rank: Rank) {

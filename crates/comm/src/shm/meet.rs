@@ -23,8 +23,8 @@ const STAGING_KEPT: usize = 64 << 10;
 /// Dropping it gives up this rank's seat.
 pub(super) struct ShmTransport {
     process: Arc<Process>,
-    /// Where the group meets, in the control pages.
-    meeting: usize,
+    /// Where the group meets, in the control pages; a rank that is alone meets nobody.
+    meeting: Option<usize>,
     members: ProcessGroup,
     rank: Rank,
     deadline: Duration,
@@ -36,12 +36,13 @@ impl ShmTransport {
     /// The group of all ranks, whose place is the first.
     pub(super) fn world(process: Arc<Process>, members: ProcessGroup, deadline: Duration) -> Self {
         let rank = process.rank;
-        Self::new(process, 0, members, rank, deadline)
+        let meeting = (members.size() != WorldSize::ONE).then_some(0);
+        Self::new(process, meeting, members, rank, deadline)
     }
 
     fn new(
         process: Arc<Process>,
-        meeting: usize,
+        meeting: Option<usize>,
         members: ProcessGroup,
         rank: Rank,
         deadline: Duration,
@@ -49,13 +50,14 @@ impl ShmTransport {
         Self { process, meeting, members, rank, deadline, staging: Mutex::new(None) }
     }
 
-    fn meeting(&self) -> &Meeting {
-        &self.process.control().meetings[self.meeting]
+    fn meeting(&self) -> Option<&Meeting> {
+        self.meeting.map(|index| &self.process.control().meetings[index])
     }
 
-    /// The members' seats, by their ranks in the world.
+    /// The members' seats, by their ranks in the world; none where this rank is alone.
     fn seats(&self) -> impl Iterator<Item = (Rank, &Seat)> {
-        self.members.ranks().iter().copied().zip(&self.meeting().seats)
+        let seats = self.meeting().into_iter().flat_map(|meeting| &meeting.seats);
+        self.members.ranks().iter().copied().zip(seats)
     }
 
     /// Returns once the signal of every member has reached `operation`.
@@ -106,9 +108,6 @@ impl ShmTransport {
         offer: &Offer<'_>,
         staging: &mut Option<Region>,
     ) -> Result<Range<usize>, CommError> {
-        if self.members.size() == WorldSize::ONE {
-            return Ok(0..0);
-        }
         match offer {
             Offer::Range(region, range) => {
                 let bytes = &region.bytes()[range.clone()];
@@ -171,6 +170,23 @@ impl ShmTransport {
         Ok((staging.insert(block), place))
     }
 
+    /// Takes a place for `group`, whose first member this rank is.
+    fn open(&self, group: &ProcessGroup) -> Result<usize, CommError> {
+        let control = self.process.control();
+        // The first place is the world's.
+        let mut meetings = control.meetings.iter().skip(1);
+        let Some(index) = meetings.position(|meeting| meeting.open(group)) else {
+            let why = format!(
+                "{} groups are open already, which is all there can be: drop communicators that \
+                 are no longer used, and keep one for each group instead of splitting again",
+                control.meetings.len()
+            );
+            return Err(CommError::System { operation: "split", why });
+        };
+        control.opened.bump();
+        Ok(index + 1)
+    }
+
     /// Waits for the first member of `group` to open a place for it.
     fn await_opening(&self, group: &ProcessGroup, rank: Rank) -> Result<usize, CommError> {
         let control = self.process.control();
@@ -197,6 +213,14 @@ impl ShmTransport {
     }
 }
 
+/// Calls `read` with what this rank has offered.
+fn give_back(offer: Offer<'_>, others: &Offers<'_>, read: &mut dyn FnMut(&mut Region, &dyn Peers)) {
+    match offer {
+        Offer::Range(region, _) => read(region, others),
+        Offer::Pieces(_) => read(&mut Region::heap(Bytes(0)), others),
+    }
+}
+
 /// Held while others may read what this rank offers. A panic drops the offer before they have
 /// read it, which is a failure as any other.
 struct Lent<'a>(&'a ShmTransport);
@@ -218,6 +242,10 @@ impl Transport for ShmTransport {
         self.rank
     }
 
+    fn ranks_of_the_world(&self) -> WorldSize {
+        self.process.mapping.world_size()
+    }
+
     fn meet(
         &self,
         operation: &Operation,
@@ -225,8 +253,12 @@ impl Transport for ShmTransport {
         read: &mut dyn FnMut(&mut Region, &dyn Peers),
     ) -> Result<(), CommError> {
         self.failed(operation, self.process.control().failure())?;
+        let Some(meeting) = self.meeting() else {
+            give_back(offer, &Offers::new(&self.process.mapping, Vec::new()), read);
+            return Ok(());
+        };
         let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = &self.meeting().seats[self.rank.0];
+        let own = &meeting.seats[self.rank.0];
         own.post(operation, self.place(&offer, &mut staging)?);
         self.wait(operation, |seat| &seat.posted)?;
 
@@ -235,10 +267,7 @@ impl Transport for ShmTransport {
         let offers = self.seats().map(|(_, seat)| seat.offer()).collect();
         let offers = Offers::new(&self.process.mapping, offers);
         let _lent = Lent(self);
-        match offer {
-            Offer::Range(region, _) => read(region, &offers),
-            Offer::Pieces(_) => read(&mut Region::heap(Bytes(0)), &offers),
-        }
+        give_back(offer, &offers, read);
 
         own.read.post(operation.sequence as u32);
         self.wait(operation, |seat| &seat.read)?;
@@ -282,18 +311,14 @@ impl Transport for ShmTransport {
         let control = self.process.control();
         let rank =
             group.rank_of(self.process.rank).expect("the caller is a member of the new group");
-        let meeting = if rank == Rank(0) {
-            let mut meetings = control.meetings.iter().skip(1);
-            let Some(index) = meetings.position(|meeting| meeting.open(group)) else {
-                let why = format!("{} groups are open already", control.meetings.len());
-                return Err(CommError::System { operation: "split", why });
-            };
-            control.opened.bump();
-            index + 1
-        } else {
-            self.await_opening(group, rank)?
+        let meeting = match rank {
+            _ if group.size() == WorldSize::ONE => None,
+            Rank(0) => Some(self.open(group)?),
+            _ => Some(self.await_opening(group, rank)?),
         };
-        control.meetings[meeting].join(rank);
+        if let Some(index) = meeting {
+            control.meetings[index].join(rank);
+        }
         let process = Arc::clone(&self.process);
         Ok(Self::new(process, meeting, group.clone(), rank, self.deadline))
     }
@@ -309,6 +334,8 @@ impl Transport for ShmTransport {
 
 impl Drop for ShmTransport {
     fn drop(&mut self) {
-        self.meeting().leave(&self.members, self.rank);
+        if let Some(meeting) = self.meeting() {
+            meeting.leave(&self.members, self.rank);
+        }
     }
 }

@@ -98,6 +98,11 @@ impl Mapping {
         Ok(Self { start, len, world_size, file })
     }
 
+    /// How many ranks map this memory.
+    pub(super) fn world_size(&self) -> WorldSize {
+        self.world_size
+    }
+
     /// The addresses of `rank`'s own allocations.
     pub(super) fn section(&self, rank: Rank) -> Range<usize> {
         let len = (self.len - SECTIONS) / self.world_size.get();

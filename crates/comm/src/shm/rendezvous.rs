@@ -23,7 +23,7 @@ pub(super) struct Peer {
 }
 
 /// The first word of every message. Changes with the form of messages or of the control pages.
-const HELLO: u64 = u64::from_le_bytes(*b"oxizero3");
+const HELLO: u64 = u64::from_le_bytes(*b"oxizero4");
 const WELCOME: u64 = HELLO + 1;
 const REFUSAL: u64 = HELLO + 2;
 

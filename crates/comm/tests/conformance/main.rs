@@ -5,6 +5,7 @@ mod cases;
 mod data;
 mod failures;
 mod many;
+mod meshes;
 mod processes;
 
 use std::time::Duration;
@@ -49,6 +50,10 @@ conformance! {
     many::lengths_that_do_not_add_up_are_an_error_on_every_rank,
     many::other_sums_of_shards_are_named,
     many::shards_that_do_not_fit_are_refused,
+    meshes::all_groups_of_a_mesh_work_at_once,
+    meshes::groups_of_one_rank_are_without_number,
+    meshes::a_rank_that_leaves_one_group_ends_all_who_wait,
+    meshes::a_mismatch_in_one_group_ends_the_others,
     failures::mismatches_name_both_sides,
     failures::misuse_is_refused_and_harmless,
     failures::an_abort_reaches_every_rank,

@@ -9,11 +9,12 @@ use oxizero_core::{Bytes, DType, Numel, Rank, WorldSize};
 use oxizero_device::Buffer;
 use rustix::process::{Pid, Signal};
 
-use crate::{CASES, Case, DEADLINE, WORLDS};
+use crate::{CASES, Case, DEADLINE, WORLDS, meshes};
 
 /// What only processes can show.
 const ROLES: &[(&str, Case)] = &[
     ("wait_for_the_second_rank", wait_for_the_second_rank),
+    ("wait_in_pairs_for_the_second_rank", wait_in_pairs_for_the_second_rank),
     ("reduce_until_the_second_rank_dies", reduce_until_the_second_rank_dies),
     ("time_out_on_the_second_rank", time_out_on_the_second_rank),
     ("take_turns", take_turns),
@@ -148,6 +149,15 @@ fn wait_for_the_second_rank(comm: Box<dyn Communicator>) {
     expect_the_second_rank_to_be_dead(&comm.exchange(&[1]).unwrap_err());
 }
 
+fn wait_in_pairs_for_the_second_rank(comm: Box<dyn Communicator>) {
+    meshes::wait_in_pairs_until(&*comm, Rank(1), || {
+        println!("ready");
+        if comm.rank() == Rank(1) {
+            std::thread::sleep(DEADLINE);
+        }
+    });
+}
+
 fn reduce_until_the_second_rank_dies(comm: Box<dyn Communicator>) {
     use oxizero_comm::{ReduceScatter, ReduceTarget::InPlace};
     let bytes = Bytes(comm.world_size().get() << 20);
@@ -164,7 +174,12 @@ fn reduce_until_the_second_rank_dies(comm: Box<dyn Communicator>) {
 
 #[test]
 fn a_killed_rank_is_named_within_a_second() {
-    for case in ["wait_for_the_second_rank", "reduce_until_the_second_rank_dies"] {
+    let cases = [
+        "wait_for_the_second_rank",
+        "wait_in_pairs_for_the_second_rank",
+        "reduce_until_the_second_rank_dies",
+    ];
+    for case in cases {
         for size in [2, 4] {
             let mut world = World::start(case, size, DEADLINE);
             world.wait_until_ready();
@@ -329,7 +344,7 @@ fn run_out_of_groups(comm: Box<dyn Communicator>) {
     let group = oxizero_core::ProcessGroup::new(vec![Rank(1), Rank(2)]).unwrap();
     comm.barrier().unwrap();
     if group.rank_of(comm.rank()).is_none() {
-        return expect_rank_1_to_fail(&*comm, comm.barrier(), "groups are open already");
+        return expect_rank_1_to_fail(&*comm, comm.barrier(), "256 groups are open already");
     }
     let mut open = Vec::new();
     let error = loop {
@@ -338,9 +353,9 @@ fn run_out_of_groups(comm: Box<dyn Communicator>) {
             Err(error) => break error,
         }
     };
-    assert_eq!(open.len(), 63);
-    expect_rank_1_to_fail(&*comm, Err(error), "groups are open already");
-    expect_rank_1_to_fail(&*comm, comm.barrier(), "groups are open already");
+    assert_eq!(open.len(), 255);
+    expect_rank_1_to_fail(&*comm, Err(error), "256 groups are open already");
+    expect_rank_1_to_fail(&*comm, comm.barrier(), "256 groups are open already");
 }
 
 #[test]
