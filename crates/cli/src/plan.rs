@@ -7,7 +7,7 @@ use oxizero_burn::Model;
 use oxizero_burn::llama::Tokens;
 use oxizero_core::config::Launch;
 use oxizero_core::{
-    Config, MemoryPlan, Numel, PlanInput, Stage, UnitId, WorldSize, assign_buckets,
+    Config, MemoryPlan, Mesh, Numel, PlanInput, Stage, UnitId, WorldSize, assign_buckets,
 };
 
 use crate::error::CliError;
@@ -57,7 +57,8 @@ impl Plan<'_> {
         let options = setup::engine_options(self.config);
         let world_size = WorldSize::new(self.config.run.ranks).expect("a validated configuration");
         let specs = &self.model.specs;
-        let buckets = assign_buckets(specs, options.bucketing, world_size, options.align);
+        let buckets =
+            assign_buckets(specs, &Mesh::data(world_size), options.bucketing, options.align);
         let order: Vec<UnitId> = self.model.chain.iter().map(|(unit, _)| *unit).collect();
         MemoryPlan::new(&PlanInput {
             stage,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, DType, Layout, Numel, ParamId, ParamSpec, UnitId, WorldSize};
+use crate::{Bytes, DType, Layout, Mesh, Numel, ParamId, ParamSpec, Sharing, UnitId};
 
 /// A bucket's index, in the order of its first parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,6 +37,8 @@ pub struct BucketSpec {
     pub dtype: DType,
     /// Whether the parameters are trained; buckets do not mix trained and frozen ones.
     pub trainable: bool,
+    /// How the ranks share the parameters: all alike.
+    pub sharing: Sharing,
     /// The most gradients that one of the parameters gives in a micro-batch.
     pub contributions: usize,
     /// The element ranges.
@@ -45,22 +47,22 @@ pub struct BucketSpec {
 
 /// Assigns every parameter to a bucket, in order.
 ///
-/// A bucket's key is (dtype, trainable): what differs in these never shares a buffer, so that
-/// frozen parameters cost no gradient or state. `align_bytes` is the alignment of each parameter
-/// and shard in a buffer of model weights.
+/// A bucket's key is (process groups, dtype, trainable): what differs in these never shares a
+/// buffer, so that one collective serves all of it, a norm counts it as a whole, and frozen
+/// parameters cost no gradient or state. `align_bytes` is the alignment of each parameter and shard
+/// in a buffer of model weights.
 pub fn assign_buckets(
     specs: &[ParamSpec],
+    mesh: &Mesh,
     bucketing: Bucketing,
-    world_size: WorldSize,
     align_bytes: Bytes,
 ) -> Vec<BucketSpec> {
+    let keys: Vec<_> =
+        specs.iter().map(|spec| (mesh.sharing(spec), spec.dtype, spec.trainable)).collect();
     let mut members: Vec<Vec<ParamId>> = Vec::new();
     let mut open: Vec<usize> = Vec::new(); // at most one bucket a key takes more parameters
     for (index, spec) in specs.iter().enumerate() {
-        let same_key = |bucket: &usize| {
-            let first = &specs[members[*bucket][0].0];
-            (first.dtype, first.trainable) == (spec.dtype, spec.trainable)
-        };
+        let same_key = |bucket: &usize| keys[members[*bucket][0].0] == keys[index];
         let place = open.iter().position(same_key);
         match place.map(|place| open[place]) {
             Some(bucket) if fits(specs, &members[bucket], spec, bucketing) => {
@@ -73,7 +75,7 @@ pub fn assign_buckets(
             }
         }
     }
-    let bucket = |params| bucket_of(specs, params, world_size, align_bytes);
+    let bucket = |params| bucket_of(specs, params, mesh, align_bytes);
     members.into_iter().map(bucket).collect()
 }
 
@@ -90,7 +92,7 @@ fn fits(specs: &[ParamSpec], members: &[ParamId], spec: &ParamSpec, bucketing: B
 fn bucket_of(
     specs: &[ParamSpec],
     params: Vec<ParamId>,
-    world_size: WorldSize,
+    mesh: &Mesh,
     align_bytes: Bytes,
 ) -> BucketSpec {
     let of = |param: &ParamId| &specs[param.0];
@@ -101,20 +103,26 @@ fn bucket_of(
     let contributions = params.iter().map(|param| of(param).contributions).max().unwrap_or(0);
     let numels: Vec<Numel> = params.iter().map(|param| of(param).numel()).collect();
     let align = Numel(align_bytes.numel(dtype).0.max(1));
-    let layout = Layout::new(&numels, world_size, align);
-    BucketSpec { params, units, dtype, trainable, contributions, layout }
+    let sharing = mesh.sharing(of(&params[0]));
+    let layout = Layout::new(&numels, mesh.size_over(sharing.reduced), align);
+    BucketSpec { params, units, dtype, trainable, sharing, contributions, layout }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Along, Batches, MeshAxis, WorldSize};
 
     fn spec(numel: usize, unit: usize) -> ParamSpec {
         ParamSpec::new("p", &[numel], DType::F32, UnitId(unit))
     }
 
     fn assign(specs: &[ParamSpec], bucketing: Bucketing) -> Vec<Vec<usize>> {
-        let buckets = assign_buckets(specs, bucketing, WorldSize::ONE, Bytes(4));
+        assign_on(&Mesh::data(WorldSize::ONE), specs, bucketing)
+    }
+
+    fn assign_on(mesh: &Mesh, specs: &[ParamSpec], bucketing: Bucketing) -> Vec<Vec<usize>> {
+        let buckets = assign_buckets(specs, mesh, bucketing, Bytes(4));
         buckets.iter().map(|bucket| bucket.params.iter().map(|p| p.0).collect()).collect()
     }
 
@@ -143,6 +151,26 @@ mod tests {
         specs[1].dtype = DType::Bf16;
         specs[3].trainable = false;
         assert_eq!(assign(&specs, Bucketing::Unit), [vec![0, 2, 4], vec![1], vec![3]]);
+    }
+
+    #[test]
+    fn process_groups_keep_apart_and_shard_over_their_own_ranks() {
+        let size = |size| WorldSize::new(size).unwrap();
+        let axis =
+            |name: &str, ranks, batches| MeshAxis { name: name.into(), size: size(ranks), batches };
+        let axes = vec![axis("data", 3, Batches::Different), axis("tensor", 2, Batches::Same)];
+        let mesh = Mesh::new(axes).unwrap();
+        let mut specs = vec![spec(6, 0); 5];
+        specs[1].along = vec![Along::Reduced, Along::Split { dim: 0 }];
+        specs[3].along = vec![Along::Distinct, Along::Replicated];
+        specs[4].along = vec![Along::Reduced, Along::Reduced];
+        let unit = Bucketing::Unit;
+        assert_eq!(assign_on(&mesh, &specs, unit), [vec![0, 2], vec![1], vec![3], vec![4]]);
+        let buckets = assign_buckets(&specs, &mesh, unit, Bytes(4));
+        assert_eq!(
+            buckets.iter().map(|b| b.layout.world_size().get()).collect::<Vec<_>>(),
+            [3, 3, 1, 6]
+        );
     }
 
     #[test]

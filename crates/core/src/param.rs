@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{DType, Numel};
+use crate::{Along, DType, Numel};
 
 /// A parameter's index in the order in which the front-end gave them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -31,7 +31,8 @@ pub struct OptimGroup(pub usize);
 pub struct ParamSpec {
     /// The name in checkpoints and messages, unique in the model.
     pub name: String,
-    /// The shape of the whole tensor; empty for a scalar. A size may be zero.
+    /// The shape before ZeRO shards it; empty for a scalar. A size may be zero. Where the mesh
+    /// splits the tensor, that of one part.
     pub shape: Vec<usize>,
     /// The dtype of the model weight.
     pub dtype: DType,
@@ -47,6 +48,9 @@ pub struct ParamSpec {
     /// Where a parameter contributes more than once, its contributions add in the accumulation
     /// dtype before they are cast to the wire dtype.
     pub contributions: usize,
+    /// What the ranks along each axis of the mesh hold of it; empty for plain data parallelism:
+    /// reduced over all ranks that work on different micro-batches, replicated over the others.
+    pub along: Vec<Along>,
 }
 
 impl ParamSpec {
@@ -60,10 +64,11 @@ impl ParamSpec {
             group: OptimGroup(0),
             trainable: true,
             contributions: 1,
+            along: Vec::new(),
         }
     }
 
-    /// The elements of the whole tensor.
+    /// The elements of the shape.
     pub fn numel(&self) -> Numel {
         Numel::of_shape(&self.shape)
     }

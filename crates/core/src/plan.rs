@@ -284,7 +284,7 @@ impl Walk<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Bucketing, ParamSpec, WorldSize, assign_buckets};
+    use crate::{Bucketing, Mesh, ParamSpec, WorldSize, assign_buckets};
 
     /// Three units of 64 bf16 elements each; the first is used again by the head.
     fn plan(stage: Stage, world_size: usize, order: &[usize], accumulation: usize) -> MemoryPlan {
@@ -293,8 +293,8 @@ mod tests {
             ..ParamSpec::new(format!("p{unit}"), &[8, 8], DType::Bf16, UnitId(unit))
         };
         let specs: Vec<_> = (0..3).map(spec).collect();
-        let world_size = WorldSize::new(world_size).unwrap();
-        let buckets = assign_buckets(&specs, Bucketing::Unit, world_size, Bytes(2));
+        let mesh = Mesh::data(WorldSize::new(world_size).unwrap());
+        let buckets = assign_buckets(&specs, &mesh, Bucketing::Unit, Bytes(2));
         let order: Vec<_> = order.iter().copied().map(UnitId).collect();
         MemoryPlan::new(&PlanInput {
             stage,

@@ -11,7 +11,7 @@ use oxizero::comm::{Communicator, threads};
 use oxizero::optim::{LrSchedule, Momentum, Sgd};
 use oxizero::{
     DType, Engine, EngineOptions, GradIn, GradView, GroupOptions, OptimizerSetup, ParamId,
-    ParamSpec, Precision, Stage, StepOutcome, UnitId, ViewMut, WorldSize,
+    ParamSpec, Precision, Scope, Stage, StepOutcome, UnitId, ViewMut, WorldSize,
 };
 
 const UNIT: UnitId = UnitId(0);
@@ -62,7 +62,8 @@ fn train(comm: Box<dyn Communicator>) -> Result<(), Box<dyn Error + Send + Sync>
         }
         engine.backward_end()?;
         if step < 10 {
-            let mut grads = engine.full_grads()?; // one collective, whole gradients on every rank
+            // One collective, whole gradients on every rank.
+            let mut grads = engine.full_grads(Scope::DataParallel)?;
             if let Some(ViewMut::F32(of_b)) = grads.get_mut(B) {
                 of_b.fill(0.0);
             }

@@ -1,4 +1,5 @@
-//! Whole gradients, between the window's last backward and its step: read, edited, measured.
+//! A parameter's gradient, between the window's last backward and its step: read, edited, measured.
+//! `full_grads.rs` does so for the whole model.
 //!
 //! The first call takes the window's gradients to the optimizer's placement; after it the window
 //! takes no more gradients. They are divided where they lie, but not in accumulators narrower than
@@ -8,11 +9,10 @@
 
 use std::ops::Range;
 
-use oxizero_core::{DType, Numel, ParamId, Placement};
+use oxizero_core::{DType, Numel, ParamId, ParamSpec};
 use oxizero_device::{Buffer, View, ViewMut, kernels};
 
 use crate::bucket::{Bucket, Field, overlap};
-use crate::model_grads::ModelGrads;
 use crate::window::{MicroBatch, WindowState};
 use crate::{Engine, EngineError, GradNorms};
 
@@ -29,54 +29,14 @@ impl Engine {
     /// The whole gradient of a parameter; a collective call.
     ///
     /// It is summed over ranks and micro-batches, divided and unscaled, in the accumulation dtype,
-    /// before clipping. A parameter that no rank used has zeros; `None` for a frozen one.
+    /// before clipping, and has the shape of the parameter's [`ParamSpec`]: of a tensor that the
+    /// mesh splits, this rank's part. A parameter that no rank used has zeros; `None` for a frozen
+    /// one.
     pub fn full_grad(&mut self, param: ParamId) -> Result<Option<Buffer>, EngineError> {
         let divisor = self.begin_read("full_grad", Some(param))?;
         let mut grad = self.full_field(param, Field::Grad)?;
         grad.iter_mut().for_each(|grad| divide(grad.view_mut(), divisor));
         Ok(grad)
-    }
-
-    /// The whole gradients of all parameters; a collective call, of one collective for each dtype
-    /// of accumulators.
-    pub fn full_grads(&mut self) -> Result<ModelGrads, EngineError> {
-        let mut grads = ModelGrads::default();
-        self.full_grads_into(&mut grads)?;
-        Ok(grads)
-    }
-
-    /// The same, in the memory of `grads` where it fits, such as that of an earlier window: page
-    /// faults of fresh memory take longer than the copy. After an error `grads` may be empty.
-    pub fn full_grads_into(&mut self, grads: &mut ModelGrads) -> Result<(), EngineError> {
-        let divisor = self.begin_read("full_grads", None)?;
-        let mut dtypes: Vec<_> = self.buckets.iter().filter_map(Bucket::grad_dtype).collect();
-        dtypes.sort_unstable();
-        dtypes.dedup();
-        let mut old = std::mem::replace(grads, ModelGrads::new(&self.specs)).into_flats();
-        for dtype in dtypes {
-            let of_dtype = |bucket: &Bucket| bucket.grad_dtype() == Some(dtype);
-            let members: Vec<usize> =
-                (0..self.buckets.len()).filter(|index| of_dtype(&self.buckets[*index])).collect();
-            let numel = members.iter().map(|index| self.numel(*index)).sum();
-            let fits = |flat: &Buffer| flat.dtype() == dtype && flat.numel() == numel;
-            let flat = match old.iter().position(fits) {
-                Some(index) => old.swap_remove(index),
-                None => Buffer::heap(numel, dtype),
-            };
-            let mut flat = self.gather_grads(&members, flat)?;
-            divide(flat.view_mut(), divisor);
-            let flat = grads.add(flat);
-            let mut start = 0;
-            for index in members {
-                let spec = self.buckets[index].spec();
-                for (slot, param) in spec.params.iter().enumerate() {
-                    let at = spec.layout.slot(slot);
-                    grads.place(*param, flat, start + at.start..start + at.end);
-                }
-                start += self.numel(index).0;
-            }
-        }
-        Ok(())
     }
 
     /// Replaces the whole gradient of a parameter, before clipping; a collective call in which each
@@ -86,17 +46,6 @@ impl Engine {
         let given = self.check_values(param, values);
         self.begin_edit("set_full_grad", Some(param), given)?;
         self.write_grad(param, values);
-        Ok(())
-    }
-
-    /// Replaces the gradients of all parameters that `grads` has; a collective call.
-    pub fn set_full_grads(&mut self, grads: &ModelGrads) -> Result<(), EngineError> {
-        let given: Vec<_> = grads.iter().collect();
-        let fine = given.iter().try_for_each(|(param, values)| self.check_values(*param, *values));
-        self.begin_edit("set_full_grads", None, fine)?;
-        for (param, values) in given {
-            self.write_grad(param, values);
-        }
         Ok(())
     }
 
@@ -145,28 +94,34 @@ impl Engine {
     }
 
     /// The norm of each parameter's gradient, before clipping; a collective call of one small
-    /// exchange.
+    /// exchange. It is that of the whole tensor where ranks hold parts of one or tensors of their
+    /// own, as [`full_grads`](Self::full_grads) rebuilds it with [`Scope::Global`](crate::Scope).
     pub fn grad_norms(&mut self) -> Result<GradNorms, EngineError> {
         let divisor = self.begin_read("grad_norms", None)?;
         let norm = self.options.norm;
         let mut parts = vec![0.0; self.specs.len()];
-        for bucket in &self.buckets {
+        let counts = |bucket: &&Bucket| self.groups.counts(bucket.spec().sharing);
+        for bucket in self.buckets.iter().filter(counts) {
             bucket.measure_each(norm, divisor, &mut parts);
         }
         let bytes: Vec<u8> = parts.iter().flat_map(|part| part.to_le_bytes()).collect();
-        let told = self.comm.exchange(&bytes).map_err(|error| self.fail(error))?;
+        let told = self.groups.world().exchange(&bytes).map_err(|error| self.fail(error))?;
         let part = |rank: &Vec<u8>, param: usize| {
             let bytes = &rank[8 * param..8 * (param + 1)];
             f64::from_le_bytes(bytes.try_into().expect("a slice of eight bytes"))
         };
-        let of = |(index, spec): (usize, &oxizero_core::ParamSpec)| {
+        let of = |(index, spec): (usize, &ParamSpec)| {
             spec.trainable.then(|| norm.of_parts(told.iter().map(|rank| part(rank, index))))
         };
         Ok(self.specs.iter().enumerate().map(of).collect())
     }
 
     /// Begins a call that only looks. Returns what gradients are still to be divided by.
-    fn begin_read(&mut self, call: &str, param: Option<ParamId>) -> Result<f32, EngineError> {
+    pub(crate) fn begin_read(
+        &mut self,
+        call: &str,
+        param: Option<ParamId>,
+    ) -> Result<f32, EngineError> {
         let given = param.map_or(Ok(()), |param| self.check_param(param));
         self.begin_access(call, param, given)?;
         let mut dtypes = self.buckets.iter().filter_map(Bucket::grad_dtype);
@@ -180,7 +135,7 @@ impl Engine {
     }
 
     /// Begins a call that gives gradients other values.
-    fn begin_edit<T>(
+    pub(crate) fn begin_edit<T>(
         &mut self,
         call: &str,
         param: Option<ParamId>,
@@ -251,36 +206,7 @@ impl Engine {
         }
     }
 
-    /// Fills `flat` with the whole gradients of these buckets, one after the other.
-    fn gather_grads(&mut self, members: &[usize], mut flat: Buffer) -> Result<Buffer, EngineError> {
-        if self.options.stage.optim() == Placement::Replicated {
-            let mut start = 0;
-            for index in members {
-                let bucket = &self.buckets[*index];
-                let all = bucket.spec().layout.all();
-                let end = start + all.len();
-                if let Some(values) = bucket.field(Field::Grad, all) {
-                    kernels::cast(values, flat.range_mut(start..end));
-                }
-                start = end;
-            }
-            return Ok(flat);
-        }
-        let take = |index: &usize| self.buckets[*index].take_grad();
-        let shards = members.iter().filter_map(take).collect();
-        let gathered = self.comm.all_gather_many(shards, flat).and_then(|handle| handle.wait());
-        let (shards, flat) = gathered.map_err(|error| self.fail(error))?;
-        for (index, shard) in members.iter().zip(shards) {
-            self.buckets[*index].give_grad(shard);
-        }
-        Ok(flat)
-    }
-
-    fn numel(&self, bucket: usize) -> Numel {
-        self.buckets[bucket].spec().layout.padded_numel()
-    }
-
-    fn write_grad(&mut self, param: ParamId, values: View<'_>) {
+    pub(crate) fn write_grad(&mut self, param: ParamId, values: View<'_>) {
         let Ok((at, owned)) = self.owned_of(param) else { return };
         if let Some(range) = overlap(&at, &owned) {
             let id = self.params[param.0].bucket;
@@ -299,7 +225,7 @@ impl Engine {
     }
 }
 
-fn divide(values: ViewMut<'_>, divisor: f32) {
+pub(crate) fn divide(values: ViewMut<'_>, divisor: f32) {
     if divisor != 1.0 {
         kernels::divide(values, divisor);
     }

@@ -57,7 +57,7 @@ impl Engine {
         self.reduce_window()?;
         let reduced = self.take_reduced();
         let report = self.report(&reduced);
-        let verdict = report.agree(self.options.norm, &*self.comm);
+        let verdict = report.agree(self.options.norm, self.groups.world());
         let verdict = match self.check_exclusive().and(verdict) {
             Ok(verdict) => verdict,
             Err(error) => {
@@ -94,7 +94,8 @@ impl Engine {
             non_finite: non_finite.map(ParamId),
             used: self.params.iter().map(|param| param.seen != Seen::Nothing).collect(),
         };
-        let agreed = collected.agree(&*self.comm)?;
+        let sharing = |param: usize| self.buckets[self.params[param].bucket.0].spec().sharing;
+        let agreed = collected.agree(&self.groups, sharing)?;
         self.window.passes = agreed.passes();
         let reduced = agreed.reduced(self.options.reduction)?;
         self.run(Event::Boundary)?;
@@ -110,8 +111,12 @@ impl Engine {
     }
 
     fn report(&mut self, reduced: &Reduced) -> Report {
-        let (norm, mut norm_part) = (self.options.norm, 0.0);
-        let bad = |bucket: &Bucket| bucket.measure(norm, reduced.divisor(), &mut norm_part);
+        let (norm, mut norm_part, mut not_counted) = (self.options.norm, 0.0, 0.0);
+        let bad = |bucket: &Bucket| {
+            let counts = self.groups.counts(bucket.spec().sharing);
+            let part = if counts { &mut norm_part } else { &mut not_counted };
+            bucket.measure(norm, reduced.divisor(), part)
+        };
         let non_finite = self.buckets.iter().filter_map(bad).min();
         Report {
             norm_part,
@@ -185,7 +190,7 @@ impl Engine {
         self.buckets.iter_mut().for_each(Bucket::clear_grad);
         self.params.iter_mut().for_each(|param| param.seen = Seen::Nothing);
         self.window = Window::new(WindowState::Consumed);
-        let traffic = self.comm.traffic();
+        let traffic = self.groups.traffic();
         self.step_traffic = traffic - self.step_start;
         self.step_start = traffic;
     }

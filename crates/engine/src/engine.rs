@@ -2,7 +2,7 @@
 
 use oxizero_comm::{CommError, Communicator, Traffic};
 use oxizero_core::{
-    Action, BucketId, Bytes, ConfigError, Event, LossScale, LossScaler, MemoryPlan, ParamId,
+    Action, BucketId, Bytes, ConfigError, Event, LossScale, LossScaler, MemoryPlan, Mesh, ParamId,
     ParamSpec, PlanInput, RoleBytes, Schedule, UnitId,
 };
 use oxizero_device::View;
@@ -10,6 +10,7 @@ use oxizero_device::View;
 use crate::boundary::Boundary;
 use crate::bucket::Bucket;
 use crate::gradient::Contribution;
+use crate::groups::Groups;
 use crate::ledger::Ledger;
 use crate::options::{EngineOptions, OptimizerSetup};
 use crate::weights::{ParamWeights, UnitWeights};
@@ -26,7 +27,7 @@ use crate::{EngineError, setup};
 /// [`step`](Self::step). The [`chain`](crate::chain) driver makes these calls for a chain of
 /// segments.
 pub struct Engine {
-    pub(crate) comm: Box<dyn Communicator>,
+    pub(crate) groups: Groups,
     pub(crate) options: EngineOptions,
     pub(crate) optimizer: OptimizerSetup,
     pub(crate) specs: Vec<ParamSpec>,
@@ -88,7 +89,8 @@ impl Engine {
     ///
     /// `order` is the order in which forward uses the units (a tied unit occurs twice). `initial`
     /// writes a parameter's initial f32 weights; it is called on rank 0 alone, whose weights are
-    /// broadcast.
+    /// broadcast. In a mesh, where ranks hold different weights, it is called on the first rank of
+    /// those that hold the same.
     pub fn new(
         specs: Vec<ParamSpec>,
         order: Vec<UnitId>,
@@ -97,17 +99,20 @@ impl Engine {
         comm: Box<dyn Communicator>,
         initial: &mut dyn FnMut(ParamId, &mut [f32]),
     ) -> Result<Self, EngineError> {
-        setup::check(&specs, &order, &options, &optimizer)?;
+        let mesh = options.mesh_of(comm.world_size())?;
+        setup::check(&specs, &order, &options, &optimizer, &mesh)?;
         let scaler = LossScaler::new(options.loss_scaling)?;
         setup::agree(&specs, &order, &options, &optimizer, &*comm)?;
-        let buckets = setup::buckets(&specs, &options, &optimizer, &*comm, initial)?;
+        let sharings: Vec<_> = specs.iter().map(|spec| mesh.sharing(spec)).collect();
+        let groups = Groups::new(comm, mesh, sharings.into_iter())?;
+        let buckets = setup::buckets(&specs, &options, &optimizer, &groups, initial)?;
         let bucket_specs: Vec<_> = buckets.iter().map(|bucket| bucket.spec().clone()).collect();
         let mut engine = Self {
             schedule: Schedule::new(options.stage, &bucket_specs, order.clone()),
             units: setup::units(&specs, &order),
             params: setup::params(&specs, &buckets),
             missing: setup::expected(&specs, &buckets),
-            comm,
+            groups,
             options,
             optimizer,
             specs,
@@ -123,7 +128,7 @@ impl Engine {
             step_start: Traffic::default(),
             step_traffic: Traffic::default(),
         };
-        engine.step_start = engine.comm.traffic();
+        engine.step_start = engine.groups.traffic();
         engine.ledger = Ledger::start(engine.memory(), setup::initial_bytes(&engine.buckets));
         Ok(engine)
     }
@@ -133,9 +138,14 @@ impl Engine {
         &self.specs
     }
 
-    /// The communicator, for numbers of the caller's own such as the mean loss.
+    /// The communicator of all ranks, for numbers of the caller's own such as the mean loss.
     pub fn communicator(&self) -> &dyn Communicator {
-        &*self.comm
+        self.groups.world()
+    }
+
+    /// How the ranks are arranged.
+    pub fn mesh(&self) -> &Mesh {
+        self.groups.mesh()
     }
 
     /// The options, as they were given.
@@ -299,7 +309,7 @@ impl Engine {
             precision: self.options.precision,
             accumulation: self.options.accumulation,
             state_count: self.optimizer.rule.state_names().len(),
-            shares_replicas: self.comm.shares_replicas(),
+            shares_replicas: self.groups.world().shares_replicas(),
             buckets: &buckets,
             order: &self.order,
         })
@@ -313,9 +323,9 @@ impl Engine {
 
     /// Does something whose collectives are no part of a step.
     pub(crate) fn beside_the_step<T>(&mut self, deed: impl FnOnce(&mut Self) -> T) -> T {
-        let before = self.comm.traffic();
+        let before = self.groups.traffic();
         let result = deed(self);
-        self.step_start = self.step_start + (self.comm.traffic() - before);
+        self.step_start = self.step_start + (self.groups.traffic() - before);
         result
     }
 
@@ -359,7 +369,8 @@ impl Engine {
     ) -> Result<T, EngineError> {
         let bucket = &mut self.buckets[id.0];
         let before = bucket.bytes();
-        let result = deed(bucket, &*self.comm);
+        let comm = self.groups.over(bucket.spec().sharing.reduced);
+        let result = deed(bucket, comm);
         self.ledger.change(before, bucket.bytes());
         result.map_err(|error| self.fail(error))
     }

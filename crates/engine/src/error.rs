@@ -102,6 +102,22 @@ pub enum EngineError {
         /// Its scale.
         got: f32,
     },
+    /// Ranks that the mesh says work on the same micro-batches did not.
+    #[error(
+        "ranks {first} and {second} are to work on the same micro-batches, but in this window rank \
+         {first} had {expected}, rank {second} {got}; step, weigh and set the boundary alike on \
+         both, or give their axis of the mesh Batches::Different"
+    )]
+    BatchesDiffer {
+        /// One rank.
+        first: Rank,
+        /// What it had.
+        expected: String,
+        /// Another rank.
+        second: Rank,
+        /// What it had.
+        got: String,
+    },
     /// A weighted window whose micro-batches weigh nothing.
     #[error("the window's micro-batches weigh nothing; call weigh() for each of them")]
     NoWeight,

@@ -13,7 +13,9 @@ mod bucket;
 pub mod chain;
 mod engine;
 mod error;
+mod full_grads;
 mod gradient;
+mod groups;
 mod ledger;
 mod model_grads;
 mod norm;
@@ -30,13 +32,13 @@ pub use access::Local;
 pub use boundary::Boundary;
 pub use engine::{Engine, GradIn};
 pub use error::EngineError;
-pub use model_grads::{GradNorms, ModelGrads};
+pub use model_grads::{GradNorms, ModelGrads, Scope};
 pub use norm::Norm;
 pub use options::{EngineOptions, GroupOptions, OptimizerSetup, Reduction};
 pub use oxizero_comm as comm;
 pub use oxizero_core::{
-    Bucketing, Bytes, DType, DynamicLossScale, LossScale, LossScaling, Numel, OptimGroup, ParamId,
-    ParamSpec, Precision, Rank, Stage, UnitId, WorldSize,
+    Along, Batches, Bucketing, Bytes, DType, DynamicLossScale, LossScale, LossScaling, Mesh,
+    MeshAxis, Numel, OptimGroup, ParamId, ParamSpec, Precision, Rank, Stage, UnitId, WorldSize,
 };
 pub use oxizero_device::View as GradView;
 pub use oxizero_device::{Buffer, View, ViewMut};

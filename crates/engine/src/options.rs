@@ -1,6 +1,6 @@
 //! What a training run asks of the engine.
 
-use oxizero_core::{Bucketing, Bytes, ConfigError, LossScaling, Precision, Stage};
+use oxizero_core::{Bucketing, Bytes, ConfigError, LossScaling, Mesh, Precision, Stage, WorldSize};
 use oxizero_device::REGION_ALIGN;
 use oxizero_optim::{LrSchedule, Optimizer};
 
@@ -11,6 +11,9 @@ use crate::Norm;
 pub struct EngineOptions {
     /// What rests sharded.
     pub stage: Stage,
+    /// How the ranks are arranged for several kinds of parallelism; `None` where every rank works
+    /// on micro-batches of its own and holds every parameter.
+    pub mesh: Option<Mesh>,
     /// How parameters fall into buckets.
     pub bucketing: Bucketing,
     /// The dtypes on a gradient's way. A parameter whose dtype is not `precision.model` keeps its
@@ -34,11 +37,12 @@ pub struct EngineOptions {
 }
 
 impl EngineOptions {
-    /// Stage and precision as given; a bucket a unit, windows of one micro-batch, the mean, no
-    /// clipping.
+    /// Stage and precision as given; data parallelism alone, a bucket a unit, windows of one
+    /// micro-batch, the mean, no clipping.
     pub fn new(stage: Stage, precision: Precision) -> Self {
         Self {
             stage,
+            mesh: None,
             bucketing: Bucketing::Unit,
             precision,
             accumulation: 1,
@@ -48,6 +52,19 @@ impl EngineOptions {
             loss_scaling: LossScaling::default(),
             check_finite: true,
             align: Bytes(REGION_ALIGN),
+        }
+    }
+
+    /// The arrangement of so many ranks, or why they cannot be arranged so.
+    pub fn mesh_of(&self, world_size: WorldSize) -> Result<Mesh, ConfigError> {
+        match &self.mesh {
+            None => Ok(Mesh::data(world_size)),
+            Some(mesh) if mesh.world_size() == world_size => Ok(mesh.clone()),
+            Some(mesh) => Err(ConfigError::Value {
+                field: "mesh".into(),
+                value: format!("{} = {} ranks", mesh.names(mesh.all()), mesh.world_size()),
+                allowed: format!("axes whose sizes multiply to {world_size}, the world's ranks"),
+            }),
         }
     }
 

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use oxizero_core::{Event, Layout, Numel, ParamId, Placement};
+use oxizero_core::{Event, Layout, Numel, ParamId, Placement, Rank};
 use oxizero_device::{Buffer, View, kernels};
 
 use crate::access::Local;
@@ -139,9 +139,9 @@ impl Engine {
         let mut words = [0; 16];
         words[..8].copy_from_slice(&fingerprint(&call).to_le_bytes());
         words[8] = u8::from(given.is_err());
-        let told = self.comm.exchange(&words).map_err(|error| self.fail(error))?;
+        let told = self.groups.world().exchange(&words).map_err(|error| self.fail(error))?;
         let given = given?; // this rank's own reason is the best one
-        let ranks = || told.iter().zip(self.comm.world_size().ranks());
+        let ranks = || told.iter().zip((0..).map(Rank));
         if let Some((_, rank)) = ranks().find(|(other, _)| other[..8] != words[..8]) {
             return Err(EngineError::CallsDiffer { rank, call });
         }
@@ -232,14 +232,15 @@ impl Engine {
     ) -> Result<Buffer, EngineError> {
         let layout = &bucket.spec().layout;
         let pieces = pieces(layout, slot);
-        let rank = self.comm.rank().0;
+        let comm = self.groups.over(bucket.spec().sharing.reduced);
+        let rank = comm.rank().0;
         let mine = bucket.field(field, pieces[rank].clone()).expect(TRAINED);
         let dtype = mine.dtype();
         let longest = pieces.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
-        let mut all = alloc(&*self.comm, Numel(longest * pieces.len()), dtype)?;
+        let mut all = alloc(comm, Numel(longest * pieces.len()), dtype)?;
         let start = rank * longest;
         kernels::cast(mine, all.range_mut(start..start + pieces[rank].len()));
-        let all = self.comm.all_gather(all)?.wait()?;
+        let all = comm.all_gather(all)?.wait()?;
         let mut whole = Buffer::heap(Numel(layout.slot(slot).len()), dtype);
         let mut end = 0;
         for (rank, piece) in pieces.iter().enumerate() {

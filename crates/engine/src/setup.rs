@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use oxizero_comm::{CommError, Communicator};
 use oxizero_core::{
-    BucketId, BucketSpec, Bytes, ConfigError, DType, ParamId, ParamSpec, Rank, UnitId,
+    BucketId, BucketSpec, Bytes, ConfigError, DType, Mesh, ParamId, ParamSpec, Rank, UnitId,
     assign_buckets,
 };
 use oxizero_device::Buffer;
@@ -14,6 +14,7 @@ use crate::EngineError;
 use crate::bucket::{Bucket, Setting};
 use crate::engine::{ParamState, Seen};
 use crate::gradient::alloc;
+use crate::groups::Groups;
 use crate::options::{EngineOptions, OptimizerSetup};
 
 /// More than any model's.
@@ -25,6 +26,7 @@ pub(crate) fn check(
     order: &[UnitId],
     options: &EngineOptions,
     optimizer: &OptimizerSetup,
+    mesh: &Mesh,
 ) -> Result<(), EngineError> {
     options.validate()?;
     let mut names = HashSet::new();
@@ -39,6 +41,9 @@ pub(crate) fn check(
             return refuse(format!("it is in optimizer group {group}, and there are {count}"));
         }
         let sizes = spec.shape.iter().copied();
+        if let Some(problem) = mesh.problem(spec) {
+            return refuse(problem);
+        }
         let bytes = sizes.chain([4]).try_fold(1_usize, usize::checked_mul);
         if bytes.is_none_or(|bytes| bytes > isize::MAX as usize / 64) {
             return refuse(format!("its shape {:?} is larger than memory can be", spec.shape));
@@ -94,24 +99,25 @@ pub(crate) fn agree(
     }
 }
 
-/// Makes the buckets, one after the other, from rank 0's initial weights.
+/// Makes the buckets, one after the other, each from the initial weights of the first rank of
+/// those that hold the same.
 pub(crate) fn buckets(
     specs: &[ParamSpec],
     options: &EngineOptions,
     optimizer: &OptimizerSetup,
-    comm: &dyn Communicator,
+    groups: &Groups,
     initial: &mut dyn FnMut(ParamId, &mut [f32]),
 ) -> Result<Vec<Bucket>, CommError> {
-    let setting = Setting {
-        stage: options.stage,
-        precision: options.precision,
-        state_count: optimizer.rule.state_names().len(),
-        comm,
-    };
-    assign_buckets(specs, options.bucketing, comm.world_size(), options.align)
+    assign_buckets(specs, groups.mesh(), options.bucketing, options.align)
         .into_iter()
         .map(|spec| {
-            let initial = broadcast_initial(&spec, comm, initial)?;
+            let initial = broadcast_initial(&spec, groups.over(spec.sharing.copies()), initial)?;
+            let setting = Setting {
+                stage: options.stage,
+                precision: options.precision,
+                state_count: optimizer.rule.state_names().len(),
+                comm: groups.over(spec.sharing.reduced),
+            };
             Bucket::new(spec, &initial, &setting)
         })
         .collect()

@@ -1,9 +1,9 @@
 //! The accumulation window: what this rank collected, and what all ranks say of it together.
 
-use oxizero_comm::Communicator;
-use oxizero_core::{ConfigError, LossScale, ParamId, Rank};
+use oxizero_core::{ConfigError, LossScale, ParamId, Rank, Sharing};
 
 use crate::EngineError;
+use crate::groups::Groups;
 use crate::options::Reduction;
 use crate::step::Reduced;
 
@@ -72,21 +72,48 @@ pub(crate) struct Agreed {
 }
 
 impl Collected {
-    /// Tells all ranks; every rank draws the same conclusion.
-    pub(crate) fn agree(self, comm: &dyn Communicator) -> Result<Agreed, EngineError> {
-        let told = comm.exchange(&self.to_bytes())?;
+    /// Tells all ranks; every rank draws the same conclusion, but for the use of parameters that
+    /// are not the same on all. `sharing` says how a parameter is shared.
+    pub(crate) fn agree(
+        self,
+        groups: &Groups,
+        sharing: impl Fn(usize) -> Sharing,
+    ) -> Result<Agreed, EngineError> {
+        let told = groups.world().exchange(&self.to_bytes())?;
         let all: Vec<Self> =
             told.iter().map(|bytes| Self::from_bytes(bytes, self.used.len())).collect();
-        let ranks = || all.iter().zip(comm.world_size().ranks());
-        let used = |param| all.iter().any(|rank| rank.used[param]);
+        let ranks = || all.iter().zip((0..).map(Rank));
+        let mesh = groups.mesh();
+        let same = mesh.same_batches();
+        for (rank, at) in ranks().filter(|_| !same.is_empty()) {
+            let first = mesh.group(same, at).ranks()[0];
+            rank.same_batches(&all[first.0], at, first)?;
+        }
+        let counted =
+            || ranks().filter(|(_, at)| mesh.place(same, *at) == Rank(0)).map(|(rank, _)| rank);
+        let used = |param| groups.holders(sharing(param)).iter().any(|at| all[at.0].used[param]);
         Ok(Agreed {
-            micro_batches: all.iter().map(|rank| rank.micro_batches).sum(),
+            micro_batches: counted().map(|rank| rank.micro_batches).sum(),
             passes: all.iter().map(|rank| rank.passes).max().unwrap_or(0),
             loss_scale: one_scale(ranks())?,
-            weight: all.iter().map(|rank| rank.weight).sum(),
+            weight: counted().map(|rank| rank.weight).sum(),
             non_finite: ranks().filter_map(|(rank, at)| Some((rank.non_finite?, at))).min(),
             used: (0..self.used.len()).map(used).collect(),
         })
+    }
+
+    /// Refuses a rank `at` that did not work on the micro-batches of `first`.
+    fn same_batches(&self, other: &Self, at: Rank, first: Rank) -> Result<(), EngineError> {
+        let said = |rank: &Self| (rank.micro_batches, rank.weight);
+        if said(self) == said(other) {
+            return Ok(());
+        }
+        let text = |rank: &Self| match rank.weight {
+            0.0 => format!("{} micro-batches", rank.micro_batches),
+            weight => format!("{} micro-batches of weight {weight}", rank.micro_batches),
+        };
+        let (expected, got) = (text(other), text(self));
+        Err(EngineError::BatchesDiffer { first, expected, second: at, got })
     }
 
     fn to_bytes(&self) -> Vec<u8> {

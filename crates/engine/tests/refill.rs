@@ -4,7 +4,9 @@
 
 use std::thread;
 
-use oxizero::{Engine, EngineOptions, GradIn, GradView, GroupOptions, ModelGrads, OptimizerSetup};
+use oxizero::{
+    Engine, EngineOptions, GradIn, GradView, GroupOptions, ModelGrads, OptimizerSetup, Scope,
+};
 use oxizero_comm::{Communicator, threads};
 use oxizero_core::{DType, LossScale, ParamId, ParamSpec, Precision, Stage, UnitId, WorldSize};
 use oxizero_optim::{LrSchedule, Momentum, Sgd};
@@ -60,14 +62,17 @@ fn gradients_in_old_memory_are_those_in_fresh_memory() {
                     {
                         for value in [value, value + 5.0] {
                             backward(&mut engine, &numels, value);
-                            engine.full_grads_into(&mut grads).unwrap();
+                            engine.full_grads_into(Scope::DataParallel, &mut grads).unwrap();
                             starts.push(start(&grads));
                             let expected = numels.iter().enumerate().map(|(index, numel)| {
                                 let value = if index == 0 { 0.0 } else { value + index as f32 };
                                 vec![value; *numel]
                             });
                             assert_eq!(values(&grads), expected.collect::<Vec<_>>(), "{stage:?}");
-                            assert_eq!(values(&engine.full_grads().unwrap()), values(&grads));
+                            assert_eq!(
+                                values(&engine.full_grads(Scope::DataParallel).unwrap()),
+                                values(&grads)
+                            );
                             engine.discard_window().unwrap();
                         }
                     }

@@ -80,6 +80,7 @@ fn draw_options(draw: &mut Draw, chosen: Chosen) -> EngineOptions {
     let bytes = Bucketing::Bytes(Bytes(draw.up_to(0, 400)));
     EngineOptions {
         stage: chosen.stage,
+        mesh: None,
         bucketing: draw.of(&[Bucketing::Unit, bytes, Bucketing::Bytes(Bytes(1 << 20))]),
         precision: chosen.precision,
         accumulation: draw.up_to(1, 3),

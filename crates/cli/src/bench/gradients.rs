@@ -8,7 +8,9 @@
 use std::hint::black_box;
 
 use clap::Args;
-use oxizero::{Engine, EngineOptions, GradIn, GradView, GroupOptions, ModelGrads, OptimizerSetup};
+use oxizero::{
+    Engine, EngineOptions, GradIn, GradView, GroupOptions, ModelGrads, OptimizerSetup, Scope,
+};
 use oxizero_comm::Communicator;
 use oxizero_core::{DType, LossScale, ParamId, Precision, ProcessGroup, Stage, UnitId, WorldSize};
 use oxizero_optim::{LrSchedule, Momentum, Sgd};
@@ -153,7 +155,7 @@ impl Subject {
         for what in ["first", "copy"] {
             copies.time(clock, self.engine.communicator())?;
             let lap = Lap::start(self.engine.communicator())?;
-            self.engine.full_grads_into(&mut self.refilled)?;
+            self.engine.full_grads_into(Scope::DataParallel, &mut self.refilled)?;
             self.stop(clock, lap, &format!("full_grads/{what}"), MEMCPY)?;
             self.check(&self.refilled, round, what)?;
         }
@@ -178,7 +180,7 @@ impl Subject {
             |clock: &mut Clock, engine: &Engine| copies.time_fresh(clock, engine.communicator());
         let before = round.is_multiple_of(2).then(|| copy(clock, &self.engine)).transpose()?;
         let lap = Lap::start(self.engine.communicator())?;
-        let grads = self.engine.full_grads()?;
+        let grads = self.engine.full_grads(Scope::DataParallel)?;
         self.stop(clock, lap, "full_grads/fresh", MEMCPY_FRESH)?;
         if before.is_none() {
             copy(clock, &self.engine)?;

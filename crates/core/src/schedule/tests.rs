@@ -1,13 +1,13 @@
 //! The schedule's promises, on events without tensors.
 
 use super::*;
-use crate::{Bucketing, Bytes, DType, ParamSpec, WorldSize, assign_buckets};
+use crate::{Bucketing, Bytes, DType, Mesh, ParamSpec, WorldSize, assign_buckets};
 
 fn buckets(unit_count: usize, bucketing: Bucketing) -> Vec<BucketSpec> {
     let specs: Vec<_> = (0..unit_count)
         .map(|unit| ParamSpec::new(format!("p{unit}"), &[4], DType::F32, UnitId(unit)))
         .collect();
-    assign_buckets(&specs, bucketing, WorldSize::ONE, Bytes(4))
+    assign_buckets(&specs, &Mesh::data(WorldSize::ONE), bucketing, Bytes(4))
 }
 
 fn run(schedule: &mut Schedule, events: impl IntoIterator<Item = Event>) -> Vec<Action> {

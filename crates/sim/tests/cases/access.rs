@@ -123,7 +123,7 @@ fn a_models_gradients_are_read_in_one_collective_a_dtype() {
             let (_, logs) = world::run_watched(2, Plan::default(), |comm| {
                 let mut engine = trial.start(comm).unwrap();
                 trial.micro_batch(&mut engine, 0, 0).unwrap();
-                let grads = reads.then(|| engine.full_grads().unwrap());
+                let grads = reads.then(|| engine.full_grads(Scope::DataParallel).unwrap());
                 for (index, _) in names.iter().enumerate().filter(|_| reads) {
                     let grad = grads.as_ref().unwrap().get(ParamId(index));
                     let right = (index != 17).then(|| vec![index as f32 % 32.0; 3]);

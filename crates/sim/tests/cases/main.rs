@@ -14,7 +14,7 @@ mod odd_parameters;
 mod precision;
 
 use oxizero::{
-    Engine, EngineError, EngineOptions, GradIn, GroupOptions, Norm, Reduction, SkipReason,
+    Engine, EngineError, EngineOptions, GradIn, GroupOptions, Norm, Reduction, Scope, SkipReason,
 };
 use oxizero::{GradView, StepOutcome};
 use oxizero_core::{Bucketing, Bytes, DType, LossScale, ParamId, ParamSpec, Precision, Rank};

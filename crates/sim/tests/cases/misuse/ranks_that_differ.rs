@@ -46,7 +46,7 @@ fn access_that_differs_is_refused_on_all_ranks() {
     let wrong: [(Act, Act); 8] = [
         (one_gradient, |engine| engine.full_grad(ParamId(1)).map(drop)),
         (one_gradient, |engine| engine.full_grad(ParamId(9)).map(drop)),
-        (one_gradient, |engine| engine.full_grads().map(drop)),
+        (one_gradient, |engine| engine.full_grads(Scope::DataParallel).map(drop)),
         (one_gradient, |engine| engine.full_param(ParamId(0)).map(drop)),
         (
             |engine| engine.set_full_grad(ParamId(0), ONE),
