@@ -73,11 +73,13 @@ fn refuse_unknown(table: &Table, known: &Json, path: &str, root: &Json) -> Resul
 }
 
 /// What serde would accept though it is of another type, or refuse in words that do not help,
-/// becomes what it refuses with the list of what is allowed.
+/// becomes what it refuses with the list of what is allowed. Names of values may be written in any
+/// case, as papers (`AdamW`) and frameworks (`BF16`) do.
 fn comparable(value: Value, known: &Json) -> Value {
     match value {
         // A field whose default is a string is one of several names; a path has no default.
-        value if known.is_string() && !value.is_str() => Value::String(String::new()),
+        Value::String(name) if known.is_string() => Value::String(name.to_ascii_lowercase()),
+        _ if known.is_string() => Value::String(String::new()),
         Value::Table(table) => {
             let inner = |(name, value): (String, Value)| {
                 let value = comparable(value, known.get(&name).unwrap_or(&Json::Null));
@@ -234,6 +236,17 @@ mod tests {
             let said = refusal(text);
             assert!(said.contains(given) && said.ends_with(allowed), "{text}: {said}");
         }
+    }
+
+    #[test]
+    fn a_name_is_read_in_any_case_and_refused_as_it_was_written() {
+        let names = "optimizer.kind = 'SGD'\nschedule.kind = 'Linear'\nprecision.model = 'F16'\n\
+                     run.launch = 'THREADS'\ntrain.recompute = 'Never'\ndata.path = 'My Text'";
+        let config = Config::from_toml(names).unwrap();
+        let lower = names.to_lowercase().replace("my text", "My Text");
+        assert_eq!(config, Config::from_toml(&lower).unwrap());
+        assert_eq!(Config::from_toml("optimizer.kind = 'AdamW'").unwrap(), Config::default());
+        assert!(refusal("optimizer.kind = 'LION'").contains("`optimizer.kind = \"LION\"`"));
     }
 
     #[test]
