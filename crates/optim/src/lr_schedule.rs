@@ -21,8 +21,10 @@ pub enum Decay {
 ///
 /// The factor rises in `warmup_steps` equal parts to 1, which it has in the last of them, so that
 /// the first step is not lost at a learning rate of 0. Then it falls from 1 as `decay` says, and is
-/// `min_factor` from `total_steps` on. Skipped steps do not count, so a schedule never runs ahead
-/// of its training.
+/// `min_factor` from `total_steps` applied steps on: the last of `total_steps` is not lost at a
+/// `min_factor` of 0 either. (torch's `CosineAnnealingLR` with a `T_max` of that many steps, and
+/// transformers' cosine and linear schedules end there, too.) Skipped steps do not count, so a
+/// schedule never runs ahead of its training.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LrSchedule {
     decay: Decay,
@@ -105,6 +107,16 @@ mod tests {
         assert_eq!(factors(schedule, 30..32), [0.1, 0.1]);
         let falling = factors(schedule, 10..31);
         assert!(falling.windows(2).all(|pair| pair[1] < pair[0]), "{falling:?}");
+    }
+
+    /// As transformers' `get_cosine_schedule_with_warmup` has it without a warm-up.
+    #[test]
+    fn the_last_step_comes_before_the_smallest_factor() {
+        let schedule = LrSchedule::new(Decay::Cosine, 0, 4, 0.0).unwrap();
+        let expected = [1.0, 0.853_553_390_593_273_8, 0.5, 0.146_446_609_406_726_24, 0.0];
+        for (factor, expected) in factors(schedule, 0..5).into_iter().zip(expected) {
+            assert!((factor - expected).abs() < 1e-15, "{factor} {expected}");
+        }
     }
 
     #[test]

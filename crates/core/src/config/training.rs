@@ -57,7 +57,9 @@ pub struct ScheduleConfig {
     pub kind: DecayKind,
     /// Steps over which it first rises, linearly; absent: 20, or all of a shorter run.
     pub warmup_steps: Option<usize>,
-    /// The factor at the last step; a constant schedule ignores it.
+    /// The factor at which the fall ends. The step after the last would have it, so that each of
+    /// `train.steps` is a step of the fall (as in torch and transformers, whose schedules end
+    /// there, too); a constant schedule ignores it.
     pub min_factor: f64,
 }
 
