@@ -111,6 +111,11 @@ impl Bucket {
         &self.spec
     }
 
+    /// The elements that are this rank's where the bucket is sharded.
+    pub(crate) fn shard(&self) -> Range<usize> {
+        self.shard.clone()
+    }
+
     /// Starts to gather the full model weights.
     pub(crate) fn unshard(&mut self, comm: &dyn Communicator) -> Result<(), CommError> {
         let Model::Sharded { shard, full } = &mut self.model else { return Ok(()) };

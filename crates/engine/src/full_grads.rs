@@ -143,16 +143,20 @@ impl Engine {
             }
             return Ok(flat);
         }
-        let take = |index: &usize| self.buckets[*index].take_grad();
+        let take = |index: &usize| {
+            let bucket = &mut self.buckets[*index];
+            bucket.take(Field::Grad, bucket.shard())
+        };
         let shards = members.iter().filter_map(take).collect();
         let (shards, flat) = self.gather_many(reduced, shards, flat)?;
         for (index, shard) in members.iter().zip(shards) {
-            self.buckets[*index].give_grad(shard);
+            self.buckets[*index].give(Field::Grad, shard);
         }
         Ok(flat)
     }
 
-    fn gather_many(
+    /// Several all-gathers over the ranks along `axes`, in one collective.
+    pub(crate) fn gather_many(
         &mut self,
         axes: Axes,
         shards: Vec<OwnShard>,

@@ -5,12 +5,12 @@
 
 use std::ops::Range;
 
-use oxizero_core::{Event, Layout, Numel, ParamId, Placement, Rank};
+use oxizero_core::{Event, Numel, ParamId, Placement, Rank};
 use oxizero_device::{Buffer, View, kernels};
 
 use crate::access::Local;
-use crate::bucket::{Bucket, Field, overlap};
-use crate::gradient::alloc;
+use crate::bucket::{Field, overlap};
+use crate::engine::ParamState;
 use crate::setup::fingerprint;
 use crate::{Engine, EngineError};
 
@@ -209,57 +209,25 @@ impl Engine {
         param: ParamId,
         field: Field,
     ) -> Result<Option<Buffer>, EngineError> {
-        let state = &self.params[param.0];
-        let (bucket, slot) = (&self.buckets[state.bucket.0], state.slot);
-        if !bucket.spec().trainable {
-            return Ok(None);
+        let ParamState { bucket: id, slot, .. } = self.params[param.0];
+        let bucket = &mut self.buckets[id.0];
+        let at = bucket.spec().layout.slot(slot);
+        if self.options.stage.optim() == Placement::Replicated {
+            return Ok(bucket.field(field, at).map(|whole| {
+                let mut copy = Buffer::heap(whole.numel(), whole.dtype());
+                kernels::cast(whole, copy.view_mut());
+                copy
+            }));
         }
-        if self.options.stage.optim() == Placement::Sharded {
-            return self.gather_slot(bucket, slot, field).map(Some);
+        let shard = bucket.shard();
+        let own = overlap(&at, &shard).unwrap_or(shard.start..shard.start);
+        let reduced = bucket.spec().sharing.reduced;
+        let Some(own) = bucket.take(field, own) else { return Ok(None) };
+        let whole = Buffer::heap(Numel(at.len()), own.buffer.dtype());
+        let (shards, whole) = self.gather_many(reduced, vec![own], whole)?;
+        for shard in shards {
+            self.buckets[id.0].give(field, shard);
         }
-        let whole = bucket.field(field, bucket.spec().layout.slot(slot)).expect(TRAINED);
-        let mut copy = Buffer::heap(whole.numel(), whole.dtype());
-        kernels::cast(whole, copy.view_mut());
-        Ok(Some(copy))
-    }
-
-    /// Gathers the pieces of one parameter, each rank's padded to the longest.
-    fn gather_slot(
-        &self,
-        bucket: &Bucket,
-        slot: usize,
-        field: Field,
-    ) -> Result<Buffer, EngineError> {
-        let layout = &bucket.spec().layout;
-        let pieces = pieces(layout, slot);
-        let comm = self.groups.over(bucket.spec().sharing.reduced);
-        let rank = comm.rank().0;
-        let mine = bucket.field(field, pieces[rank].clone()).expect(TRAINED);
-        let dtype = mine.dtype();
-        let longest = pieces.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
-        let mut all = alloc(comm, Numel(longest * pieces.len()), dtype)?;
-        let start = rank * longest;
-        kernels::cast(mine, all.range_mut(start..start + pieces[rank].len()));
-        let all = comm.all_gather(all)?.wait()?;
-        let mut whole = Buffer::heap(Numel(layout.slot(slot).len()), dtype);
-        let mut end = 0;
-        for (rank, piece) in pieces.iter().enumerate() {
-            let (start, from) = (end, rank * longest);
-            end += piece.len();
-            kernels::cast(all.range(from..from + piece.len()), whole.range_mut(start..end));
-        }
-        Ok(whole)
+        Ok(Some(whole))
     }
 }
-
-/// By rank: the elements of the bucket that belong to the parameter and to the rank; maybe none.
-fn pieces(layout: &Layout, slot: usize) -> Vec<Range<usize>> {
-    let slot = layout.slot(slot);
-    let of = |rank| {
-        let shard = layout.shard(rank);
-        overlap(&slot, &shard).unwrap_or(shard.start..shard.start)
-    };
-    layout.world_size().ranks().map(of).collect()
-}
-
-const TRAINED: &str = "the parameter is trained, and its weights are not on their way";

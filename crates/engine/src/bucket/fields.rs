@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use oxizero_comm::OwnShard;
+use oxizero_core::{DType, Numel};
 use oxizero_device::{Buffer, View, ViewMut, kernels};
 
 use super::{Bucket, Model, offset};
@@ -53,16 +54,40 @@ impl Bucket {
         Some(trained.states[index].range_mut(range))
     }
 
-    /// Lends this rank's shard of the reduced gradient to a collective.
-    pub(crate) fn take_grad(&mut self) -> Option<OwnShard> {
+    /// Lends a field of `range`, elements of this rank's shard, to a collective; `None` for a frozen
+    /// bucket.
+    pub(crate) fn take(&mut self, field: Field, range: Range<usize>) -> Option<OwnShard> {
         let trained = self.trained.as_mut()?;
-        Some(trained.grad.take(&self.shard))
+        let from = |own: &mut Buffer, start| OwnShard {
+            buffer: std::mem::replace(own, Buffer::heap(Numel(0), own.dtype())),
+            own: offset(&range, start),
+        };
+        Some(match (field, &mut trained.master) {
+            (Field::Grad, _) => {
+                let OwnShard { buffer, own } = trained.grad.take(&self.shard);
+                let start = own.start + range.start - self.shard.start;
+                OwnShard { buffer, own: start..start + range.len() }
+            }
+            (Field::State(index), _) => from(&mut trained.states[index], trained.owned.start),
+            (Field::Master, Some(master)) => from(master, trained.owned.start),
+            // Model weights may be lent to a front-end.
+            (Field::Master, None) => {
+                let own = 0..range.len();
+                let mut buffer = Buffer::heap(Numel(range.len()), DType::F32);
+                kernels::cast(self.field(field, range)?, buffer.view_mut());
+                OwnShard { buffer, own }
+            }
+        })
     }
 
-    /// Takes back what [`take_grad`](Self::take_grad) lent.
-    pub(crate) fn give_grad(&mut self, shard: OwnShard) {
-        if let Some(trained) = &mut self.trained {
-            trained.grad.give(shard.buffer);
+    /// Takes back what [`take`](Self::take) lent.
+    pub(crate) fn give(&mut self, field: Field, OwnShard { buffer, .. }: OwnShard) {
+        let Some(trained) = &mut self.trained else { return };
+        match (field, &mut trained.master) {
+            (Field::Grad, _) => trained.grad.give(buffer),
+            (Field::State(index), _) => trained.states[index] = buffer,
+            (Field::Master, Some(master)) => *master = buffer,
+            (Field::Master, None) => {}
         }
     }
 
