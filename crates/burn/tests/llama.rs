@@ -190,6 +190,28 @@ fn a_sample_repeats_and_at_temperature_zero_takes_the_likeliest() {
     assert_eq!(sample(0.0, 1)[2], best);
 }
 
+/// Whoever masks targets with a number such as -100 is told, too.
+#[test]
+fn a_number_outside_the_vocabulary_is_named() {
+    let config = config();
+    let model = model(&config, DType::F32);
+    let weights = weights(&config, &model);
+    let with = |number: i64| ids(vec![1, 2, 3, 4, 5, number], [2, 3], &Device::flex());
+    for number in [256, -1, -100, 1 << 30] {
+        let target = Tokens { tokens: with(255), targets: Some(with(number)) };
+        let token = Tokens { tokens: with(number), targets: Some(with(255)) };
+        for (what, batch) in [("target", target), ("token", token)] {
+            let run = || infer(&model, &weights, &batch, None);
+            let said = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_err();
+            let expected = format!(
+                "{what} {number} (sequence 1, position 2) is not in the vocabulary of 256 \
+                 (0 to 255)"
+            );
+            assert_eq!(*said.downcast::<String>().unwrap(), expected);
+        }
+    }
+}
+
 #[test]
 #[should_panic(expected = "13 positions, context 12")]
 fn a_sequence_longer_than_the_context_is_refused() {

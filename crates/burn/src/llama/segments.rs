@@ -12,6 +12,9 @@ use crate::adapter::{BurnError, Context, Layer, Model, ModelBuilder, Source};
 use crate::{dropout, fused};
 
 /// A batch of sequences.
+///
+/// A model panics on a number that is not below its `vocab_size`, and says which and where: no
+/// number stands for a position to leave out.
 #[derive(Clone, Debug)]
 pub struct Tokens {
     /// `[batch, positions]`, at most `context` positions.
@@ -43,6 +46,26 @@ impl Tokens {
         };
         Self { tokens: tensor(0), targets: Some(tensor(1)) }
     }
+
+    /// Refuses what would be looked up outside of the embedding, or of a row of logits.
+    fn check(&self, vocab_size: usize) {
+        let all = [("token", Some(&self.tokens)), ("target", self.targets.as_ref())];
+        for (what, numbers) in all.into_iter().filter_map(|(what, some)| Some((what, some?))) {
+            let [_, positions] = numbers.dims();
+            let is_outside = |number: &i64| !(0..vocab_size as i64).contains(number);
+            let data = numbers.to_data();
+            let found = data.iter::<i64>().enumerate().find(|(_, number)| is_outside(number));
+            if let Some((index, number)) = found {
+                panic!(
+                    "{what} {number} (sequence {}, position {}) is not in the vocabulary of \
+                     {vocab_size} (0 to {})",
+                    index / positions,
+                    index % positions,
+                    vocab_size - 1
+                );
+            }
+        }
+    }
 }
 
 /// The model of `config` (which is validated), its weights of `dtype`, computed in `compute`.
@@ -62,7 +85,7 @@ pub fn model(
     let mut builder = ModelBuilder::new(dtype, compute, device).source(
         UnitId(0),
         "model",
-        Embed { embed_tokens: embedding() },
+        Embed { embed_tokens: embedding(), vocab_size },
     );
     for layer in 0..layers {
         let prefix = format!("model.layers.{layer}");
@@ -80,10 +103,12 @@ pub fn model(
 #[derive(Module, Debug)]
 struct Embed {
     embed_tokens: Embedding,
+    vocab_size: usize,
 }
 
 impl Source<Tokens> for Embed {
     fn start(&self, context: &Context<'_, Tokens>) -> Tensor<3> {
+        context.batch.check(self.vocab_size);
         self.embed_tokens.forward(context.batch.tokens.clone())
     }
 }
