@@ -7,7 +7,8 @@ use oxizero_burn::Model;
 use oxizero_burn::llama::Tokens;
 use oxizero_core::config::Launch;
 use oxizero_core::{
-    Config, MemoryPlan, Mesh, Numel, PlanInput, Stage, UnitId, WorldSize, assign_buckets,
+    Config, GradientPath, MemoryPlan, Mesh, Numel, PlanInput, Stage, UnitId, WorldSize,
+    assign_buckets, gradient_paths,
 };
 
 use crate::error::CliError;
@@ -54,13 +55,26 @@ impl Plan<'_> {
     }
 
     fn memory(&self, stage: Stage, shares_replicas: bool) -> MemoryPlan {
+        self.planned(stage, shares_replicas, |input, _| MemoryPlan::new(input))
+    }
+
+    /// The dtypes on the way of the gradients, in the configuration's own stage.
+    pub(crate) fn gradient_paths(&self) -> Vec<GradientPath> {
+        self.planned(self.config.zero.stage, self.shares_replicas(), gradient_paths)
+    }
+
+    fn planned<T>(
+        &self,
+        stage: Stage,
+        shares_replicas: bool,
+        plan: impl FnOnce(&PlanInput<'_>, &Mesh) -> T,
+    ) -> T {
         let options = setup::engine_options(self.config);
         let world_size = WorldSize::new(self.config.run.ranks).expect("a validated configuration");
-        let specs = &self.model.specs;
-        let buckets =
-            assign_buckets(specs, &Mesh::data(world_size), options.bucketing, options.align);
+        let mesh = Mesh::data(world_size);
+        let buckets = assign_buckets(&self.model.specs, &mesh, options.bucketing, options.align);
         let order: Vec<UnitId> = self.model.chain.iter().map(|(unit, _)| *unit).collect();
-        MemoryPlan::new(&PlanInput {
+        let input = PlanInput {
             stage,
             precision: self.config.precision,
             accumulation: options.accumulation,
@@ -68,7 +82,8 @@ impl Plan<'_> {
             shares_replicas,
             buckets: &buckets,
             order: &order,
-        })
+        };
+        plan(&input, &mesh)
     }
 }
 
@@ -112,7 +127,11 @@ impl fmt::Display for Plan<'_> {
             let host = plan.rest.total() * ranks - plan.rest.model * (ranks - 1);
             writeln!(f, "\nThe ranks share one copy of the model weights: {host} on this host.")?;
         }
-        write!(f, "\nActivations are not counted.")
+        writeln!(f, "\nActivations are not counted.")?;
+        for path in self.gradient_paths() {
+            write!(f, "\n{path}")?;
+        }
+        Ok(())
     }
 }
 

@@ -2,8 +2,8 @@
 
 use oxizero_comm::{CommError, Communicator, Traffic};
 use oxizero_core::{
-    Action, BucketId, Bytes, ConfigError, Event, LossScale, LossScaler, MemoryPlan, Mesh, ParamId,
-    ParamSpec, PlanInput, RoleBytes, Schedule, UnitId,
+    Action, BucketId, Bytes, ConfigError, Event, GradientPath, LossScale, LossScaler, MemoryPlan,
+    Mesh, ParamId, ParamSpec, PlanInput, RoleBytes, Schedule, UnitId, gradient_paths,
 };
 use oxizero_device::View;
 
@@ -303,8 +303,18 @@ impl Engine {
 
     /// What a rank of this engine is planned to hold.
     pub fn plan(&self) -> MemoryPlan {
+        self.planned(MemoryPlan::new)
+    }
+
+    /// The dtype of gradients at each place on their way, by process group and dtype; whatever is
+    /// not as asked says why.
+    pub fn gradient_paths(&self) -> Vec<GradientPath> {
+        self.planned(|input| gradient_paths(input, self.mesh()))
+    }
+
+    fn planned<T>(&self, plan: impl FnOnce(&PlanInput<'_>) -> T) -> T {
         let buckets: Vec<_> = self.buckets.iter().map(|bucket| bucket.spec().clone()).collect();
-        MemoryPlan::new(&PlanInput {
+        plan(&PlanInput {
             stage: self.options.stage,
             precision: self.options.precision,
             accumulation: self.options.accumulation,
