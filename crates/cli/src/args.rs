@@ -14,7 +14,7 @@ use crate::parity::ParityArguments;
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 the run failed, 2 the arguments, the configuration or the text were refused,
-141 nobody reads the output any more.";
+130 interrupted, 141 nobody reads the output any more.";
 
 /// Trains models sharded over ranks: ZeRO stages 0 to 3.
 #[derive(Debug, Parser)]

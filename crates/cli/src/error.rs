@@ -1,6 +1,6 @@
 //! What the command can refuse or fail at, and the exit code of each.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -55,19 +55,34 @@ pub(crate) enum CliError {
         /// The system's answer.
         why: io::Error,
     },
+    /// The user ended the command.
+    #[error("interrupted; {left}")]
+    Interrupted {
+        /// What is left of the run.
+        left: String,
+    },
     /// Who read the output does not any more.
     #[error("nobody reads the output")]
     Closed,
 }
 
+/// The exit code of a command that the user ended.
+pub(crate) const INTERRUPTED: u8 = 128 + 2;
+
 impl CliError {
     /// Says it on standard error; nothing where nobody reads, for that was the reader's wish.
     ///
-    /// The exit code is 2 for what the user gave and 1 for what the run met; where nobody reads,
-    /// it is that of a shell for a command that the system ends for the same reason (SIGPIPE).
+    /// The exit code is 2 for what the user gave and 1 for what the run met; where it was the
+    /// user's wish, it is that of a shell for a command that the system ends for the same reason
+    /// (SIGINT, SIGPIPE).
     pub(crate) fn report(&self) -> ExitCode {
-        if !matches!(self, Self::Closed) {
-            say(&format!("error: {}", one_line(&self.to_string())));
+        let line = one_line(&self.to_string());
+        match self {
+            Self::Closed => {}
+            // On a terminal, a live line stands there, and what the keys are shown as.
+            Self::Interrupted { .. } if io::stderr().is_terminal() => say(&format!("\n{line}")),
+            Self::Interrupted { .. } => say(&line),
+            _ => say(&format!("error: {line}")),
         }
         match self {
             Self::Config(_) | Self::ConfigFile { .. } | Self::Path { .. } | Self::Data(_) => {
@@ -76,6 +91,7 @@ impl CliError {
             Self::Rank { .. } | Self::Run(_) | Self::Start(_) | Self::Output { .. } => {
                 ExitCode::from(1)
             }
+            Self::Interrupted { .. } => ExitCode::from(INTERRUPTED),
             Self::Closed => ExitCode::from(128 + 13),
         }
     }

@@ -40,7 +40,7 @@ fn main() -> ExitCode {
         Command::Train(arguments) => train(&arguments),
         Command::Plan(overrides) => overrides.config().and_then(|config| plan::show(&config)),
         Command::Parity(arguments) => parity::run(&arguments),
-        Command::Bench(arguments) => arguments.job().and_then(|job| launch::run(&Work::Bench(job))),
+        Command::Bench(arguments) => arguments.job().and_then(|job| launch::run(Work::Bench(job))),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -55,7 +55,10 @@ fn train(arguments: &TrainArguments) -> Result<(), CliError> {
     let run_folder = RunFolder::create(&config)?;
     let folder = run_folder.path().to_path_buf();
     let job = Job { config, folder, json: arguments.json, corpus };
-    let done = launch::run(&Work::Train(Box::new(job)));
+    let done = launch::run(Work::Train(Box::new(job)));
+    if let Err(CliError::Interrupted { .. }) = done {
+        return Err(CliError::Interrupted { left: run_folder.interrupted() });
+    }
     if done.is_err() {
         run_folder.remove_unless_trained();
     }

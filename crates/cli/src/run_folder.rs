@@ -14,6 +14,9 @@ use crate::progress::Event;
 const RUNS: &str = "runs";
 const CONFIG: &str = "config.toml";
 const METRICS: &str = "metrics.jsonl";
+const MODEL: &str = "model.safetensors";
+/// The model while it is written.
+const ASIDE: &str = "model.safetensors.new";
 
 /// A run's folder, which no other run uses.
 #[derive(Debug)]
@@ -92,15 +95,34 @@ impl RunFolder {
     /// Takes back what was made, unless a step was taken: a run that did not start must not be in
     /// the way of the next attempt.
     pub(crate) fn remove_unless_trained(&self) {
-        let metrics = self.path.join(METRICS);
-        let events = fs::read_to_string(&metrics).unwrap_or_default();
-        if events.lines().any(|event| event.starts_with(r#"{"event":"step""#)) {
+        if self.steps() > 0 {
             return;
         }
         // What cannot be removed, or is not empty because somebody else uses it, stays.
-        let _stays = fs::remove_file(metrics);
+        let _stays = fs::remove_file(self.path.join(METRICS));
         let _stays = fs::remove_file(self.path.join(CONFIG));
         let _stays = self.made.iter().try_for_each(fs::remove_dir);
+    }
+
+    /// Takes back what an interrupted run has not finished, and says what it leaves.
+    pub(crate) fn interrupted(&self) -> String {
+        // There is one only where the interrupt came while it was written.
+        let _none = fs::remove_file(self.path.join(ASIDE));
+        self.remove_unless_trained();
+        let folder = self.path.display();
+        match (self.steps(), self.path.join(MODEL).exists()) {
+            (0, _) => "no step was taken".into(),
+            (steps, false) => {
+                format!("metrics up to step {steps} are in `{folder}`, no weights were written")
+            }
+            (steps, true) => format!("weights and metrics of {steps} steps are in `{folder}`"),
+        }
+    }
+
+    /// Steps that were taken, by the metrics: they have a line for each.
+    fn steps(&self) -> usize {
+        let events = fs::read_to_string(self.path.join(METRICS)).unwrap_or_default();
+        events.lines().filter(|event| event.starts_with(r#"{"event":"step""#)).count()
     }
 }
 
@@ -151,7 +173,7 @@ pub(crate) struct Tensor {
 /// Writes `model.safetensors` aside, syncs it, and renames it, so that the name never stands for
 /// half a file; on a full disk, nothing is left of it.
 pub(crate) fn save_model(folder: &Path, tensors: &[Tensor]) -> io::Result<PathBuf> {
-    let (aside, path) = (folder.join("model.safetensors.new"), folder.join("model.safetensors"));
+    let (aside, path) = (folder.join(ASIDE), folder.join(MODEL));
     let saved = write_model(&aside, tensors).and_then(|()| fs::rename(&aside, &path));
     if saved.is_err() {
         let _gone = fs::remove_file(&aside);

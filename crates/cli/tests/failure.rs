@@ -6,28 +6,35 @@ mod common;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::Place;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 /// A run that would go on for hours, in its first steps; the processes of its ranks.
 fn started(place: &Place) -> (Child, Vec<(usize, i32)>) {
     let temporary = place.path().join("tmp");
     fs::create_dir(&temporary).unwrap();
     let mut command = place.command("train tiny.toml --ranks 3 --steps 1000000");
-    let command = command.env("TMPDIR", &temporary).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = in_its_first_steps(command.env("TMPDIR", &temporary));
+    let ranks = ranks(child.id());
+    assert_eq!(ranks.len(), 3);
+    (child, ranks)
+}
+
+/// The run, which prints lines, once it has taken a step.
+fn in_its_first_steps(command: &mut Command) -> Child {
+    let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let first = lines.by_ref().map_while(Result::ok).find(|line| line.starts_with("step "));
     assert!(first.is_some(), "{}", said(&mut child));
     // What the ranks go on to say must not block them.
     std::thread::spawn(move || lines.count());
-    let ranks = ranks(child.id());
-    assert_eq!(ranks.len(), 3);
-    (child, ranks)
+    child
 }
 
 fn said(child: &mut Child) -> String {
@@ -97,6 +104,60 @@ fn ranks_do_not_outlive_the_command() {
     child.wait().unwrap();
     assert_gone(&ranks);
     assert_empty(&place.path().join("tmp"));
+}
+
+/// At a terminal, Ctrl-C reaches all of the command's processes at once.
+#[test]
+fn a_run_that_is_interrupted_says_what_it_leaves() {
+    let reaches = [kill_process, kill_process_group];
+    for (flags, signal) in ["", "--in-process"].iter().flat_map(|f| reaches.map(|r| (f, r))) {
+        let place = Place::new();
+        let words = format!("train tiny.toml --ranks 3 --steps 1000000 {flags}");
+        let mut child = in_its_first_steps(place.command(&words).process_group(0));
+        let ranks = ranks(child.id());
+        let begin = Instant::now();
+        signal(Pid::from_child(&child), Signal::INT).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(130));
+        assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+        assert_gone(&ranks);
+
+        let folder = place.path().join("runs/0001");
+        let metrics = fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
+        let steps = metrics.lines().filter(|line| line.contains(r#""event":"step""#)).count();
+        let left = |steps| {
+            format!(
+                "interrupted; metrics up to step {steps} are in `runs/0001`, no weights were \
+                 written\n"
+            )
+        };
+        let said = said(&mut child);
+        // A thread goes on until the process ends.
+        let written = if flags.is_empty() { steps..=steps } else { 1..=steps };
+        assert!(written.clone().any(|steps| said == left(steps)), "{said} of {written:?}");
+        let names = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        assert_eq!(names, ["config.toml", "metrics.jsonl"]);
+    }
+}
+
+#[test]
+fn a_run_that_is_interrupted_before_its_first_step_leaves_nothing() {
+    let place = Place::new();
+    let mut command = place.command("train tiny.toml --ranks 2 --steps 1000000");
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let running = loop {
+        let running = ranks(child.id());
+        if running.len() == 2 {
+            break running;
+        }
+    };
+    kill_process(Pid::from_raw(running[0].1).unwrap(), Signal::STOP).unwrap();
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(said(&mut child), "interrupted; no step was taken\n");
+    assert_gone(&running);
+    assert!(!place.path().join("runs").exists());
 }
 
 #[test]

@@ -5,19 +5,47 @@ mod processes;
 mod threads;
 mod work;
 
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
 use oxizero_core::config::{Launch, RunConfig};
+use signal_hook::consts::SIGINT;
+use signal_hook::flag::{register, register_conditional_shutdown};
 
 pub(crate) use failure::Blame;
 pub(crate) use processes::{Seat, run_seat};
 pub(crate) use work::Work;
 
-use crate::error::CliError;
+use crate::error::{CliError, INTERRUPTED};
 
-/// Does `work` on all its ranks, to the end.
-pub(crate) fn run(work: &Work) -> Result<(), CliError> {
+/// Between looks at whether ranks have ended.
+const POLL: Duration = Duration::from_millis(10);
+
+/// Does `work` on all its ranks, to the end, or until the user interrupts the command.
+pub(crate) fn run(work: Work) -> Result<(), CliError> {
+    let interrupt = interrupt().map_err(|error| CliError::Start(error.to_string()))?;
     match work.run().launch {
-        Launch::Processes => processes::run(work),
-        Launch::Threads => threads::run(work),
+        Launch::Processes => processes::run(&work, &interrupt),
+        Launch::Threads => threads::run(work, &interrupt),
+    }
+}
+
+/// Is set by Ctrl-C (SIGINT); a second one ends the command at once and without words.
+fn interrupt() -> io::Result<Arc<AtomicBool>> {
+    let interrupt = Arc::<AtomicBool>::default();
+    let again = Arc::clone(&interrupt);
+    register_conditional_shutdown(SIGINT, INTERRUPTED.into(), again)?;
+    register(SIGINT, Arc::clone(&interrupt))?;
+    Ok(interrupt)
+}
+
+/// The error of ranks that were ended by an interrupt, if there was one.
+fn interrupted(interrupt: &AtomicBool) -> Result<(), CliError> {
+    match interrupt.load(Relaxed) {
+        true => Err(CliError::Interrupted { left: "the ranks were ended".into() }),
+        false => Ok(()),
     }
 }
 

@@ -9,6 +9,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStderr, ChildStdin, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::atomic::AtomicBool;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,7 @@ use oxizero_core::{Rank, WorldSize};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use super::failure::{Blame, Failure, first_cause};
-use super::{Work, threads_per_rank};
+use super::{POLL, Work, interrupted, threads_per_rank};
 use crate::error::{CliError, say};
 
 const RANK: &str = "OXIZERO_RANK";
@@ -29,10 +30,9 @@ const PARENT: &str = "OXIZERO_PARENT";
 const ERROR_MARK: &str = "oxizero-rank-error: ";
 /// How long the others have to see that a rank failed, before they are killed.
 const GRACE: Duration = Duration::from_millis(700);
-const POLL: Duration = Duration::from_millis(10);
 
-/// Starts the ranks, hands them the work, and waits for their end.
-pub(super) fn run(work: &Work) -> Result<(), CliError> {
+/// Starts the ranks, hands them the work, and waits for their end, or ends them.
+pub(super) fn run(work: &Work, interrupt: &AtomicBool) -> Result<(), CliError> {
     // No other run has this name, and nobody can guess it.
     let random = RandomState::new().hash_one(std::process::id());
     let rendezvous = format!("oxizero-{}-{random:016x}", std::process::id());
@@ -46,7 +46,7 @@ pub(super) fn run(work: &Work) -> Result<(), CliError> {
             let stdin = rank.child.stdin.take().expect("standard input is piped");
             scope.spawn(|| hand_over(work, stdin));
         }
-        ranks.watch()
+        ranks.watch(interrupt)
     })
 }
 
@@ -105,10 +105,12 @@ impl RankProcess {
 }
 
 impl Ranks {
-    /// Waits until all ranks have ended, or one has failed and the others had their time.
-    fn watch(mut self) -> Result<(), CliError> {
+    /// Waits until all ranks have ended, or one has failed and the others had their time, or for an
+    /// interrupt, which at a terminal has reached the ranks too: their ends are no failures then.
+    fn watch(mut self, interrupt: &AtomicBool) -> Result<(), CliError> {
         let (mut failures, mut kill_at) = (Vec::new(), None);
         while !self.running.is_empty() && kill_at.is_none_or(|at| Instant::now() < at) {
+            interrupted(interrupt)?;
             let mut still = Vec::new();
             for mut rank in std::mem::take(&mut self.running) {
                 match rank.child.try_wait() {
@@ -123,6 +125,7 @@ impl Ranks {
             }
             thread::sleep(POLL);
         }
+        interrupted(interrupt)?;
         first_cause(failures)
     }
 }
