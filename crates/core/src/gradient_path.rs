@@ -110,9 +110,9 @@ impl fmt::Display for GradientPath {
         let Self { group, ranks, dtype, numel, .. } = self;
         write!(f, "gradients of {numel} {dtype} elements, over {group} ({ranks} ranks)")?;
         for Hop { place, dtype, asked, why } in &self.hops {
-            write!(f, "\n  {place:<24}{dtype:<6}")?;
+            write!(f, "\n  {place:<24}{dtype}")?;
             if let Some(why) = why {
-                write!(f, "{asked} was asked for: {why}")?;
+                write!(f, " ({asked} was asked for: {why})")?;
             }
         }
         Ok(())

@@ -17,12 +17,42 @@ use crate::window::{MicroBatch, WindowState};
 use crate::{Engine, EngineError, GradNorms};
 
 /// The part of a parameter that this rank's optimizer updates.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Local<'a> {
     /// Which of the parameter's elements; empty where the rank owns none.
     pub elements: Range<usize>,
-    /// Their values.
-    pub values: View<'a>,
+    values: Values<'a>,
+}
+
+#[derive(Debug)]
+enum Values<'a> {
+    Lent(View<'a>),
+    /// What lies in the engine is still to be divided, and would lose precision.
+    Divided(Buffer),
+}
+
+impl<'a> Local<'a> {
+    pub(crate) fn new(elements: Range<usize>, values: View<'a>) -> Self {
+        Self { elements, values: Values::Lent(values) }
+    }
+
+    /// The values of the elements.
+    pub fn values(&self) -> View<'_> {
+        match &self.values {
+            Values::Lent(values) => *values,
+            Values::Divided(values) => values.view(),
+        }
+    }
+
+    fn divided(self, divisor: f32) -> Self {
+        if divisor == 1.0 {
+            return self;
+        }
+        let mut values = Buffer::heap(self.values().numel(), self.values().dtype());
+        kernels::cast(self.values(), values.view_mut());
+        kernels::divide(values.view_mut(), divisor);
+        Self { values: Values::Divided(values), ..self }
+    }
 }
 
 impl Engine {
@@ -71,11 +101,10 @@ impl Engine {
     }
 
     /// The part of a gradient that this rank's optimizer reads; a collective call. `None` for a
-    /// frozen parameter. Counts as an edit, for it shows the gradient where it lies.
+    /// frozen parameter.
     pub fn local_grad(&mut self, param: ParamId) -> Result<Option<Local<'_>>, EngineError> {
-        let given = self.check_param(param);
-        self.begin_edit("local_grad", Some(param), given)?;
-        self.local_field(param, Field::Grad)
+        let divisor = self.begin_read("local_grad", Some(param))?;
+        Ok(self.local_field(param, Field::Grad)?.map(|local| local.divided(divisor)))
     }
 
     /// Replaces the part of a gradient that this rank's optimizer reads; a collective call, for

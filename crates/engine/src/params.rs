@@ -200,7 +200,7 @@ impl Engine {
             true => 0..0,
             false => range.start - at.start..range.end - at.start,
         };
-        Ok(bucket.field(field, range).map(|values| Local { elements, values }))
+        Ok(bucket.field(field, range).map(|values| Local::new(elements, values)))
     }
 
     /// A whole field of one parameter, on every rank.

@@ -206,7 +206,7 @@ fn half_the_gradient_has_half_the_norm() {
                 .unwrap();
             norms.push(engine.grad_norms().unwrap());
             let local = engine.local_grad(ParamId(0)).unwrap().expect("it is trained");
-            let half: Vec<_> = to_f32(local.values).iter().map(|value| value / 2.0).collect();
+            let half: Vec<_> = to_f32(local.values()).iter().map(|value| value / 2.0).collect();
             engine.set_local_grad(ParamId(0), GradView::F32(&half)).unwrap();
             norms.push(engine.grad_norms().unwrap());
             let outcome = engine.step().unwrap();
