@@ -6,7 +6,7 @@ use oxizero_core::{Bytes, ProcessGroup, Rank, WorldSize};
 use oxizero_device::kernels::Combine;
 use oxizero_device::{Buffer, Region, View};
 
-use crate::{CommError, Handle};
+use crate::{CommError, Handle, one_by_one};
 
 /// Moves flat buffers between the ranks of one process group.
 ///
@@ -55,11 +55,16 @@ pub trait Communicator: Send + Sync {
     /// All are of one dtype, and all ranks give equally many. A shard may have another length on
     /// each rank, none included; those of all ranks together are as long as `full`, or all ranks
     /// fail with [`CommError::Unfilled`].
+    ///
+    /// A back end that does not bring its own, since it cannot make one collective of several,
+    /// gathers them one after the other.
     fn all_gather_many(
         &self,
         shards: Vec<OwnShard>,
         full: Buffer,
-    ) -> Result<Handle<(Vec<OwnShard>, Buffer)>, CommError>;
+    ) -> Result<Handle<(Vec<OwnShard>, Buffer)>, CommError> {
+        Ok(Handle::done(one_by_one::gather(self, shards, full)))
+    }
 
     /// Sums every rank's `buffer`, and gives every rank the whole sum in its place.
     fn all_reduce(&self, buffer: Buffer) -> Result<Handle<Buffer>, CommError> {

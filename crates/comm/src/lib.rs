@@ -8,6 +8,7 @@ mod communicator;
 mod error;
 mod group;
 mod handle;
+mod one_by_one;
 mod operation;
 mod redistribute;
 pub mod shm;

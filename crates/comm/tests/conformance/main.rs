@@ -6,6 +6,7 @@ mod data;
 mod failures;
 mod many;
 mod meshes;
+mod one_by_one;
 mod processes;
 
 use std::time::Duration;
@@ -47,6 +48,7 @@ conformance! {
     cases::memory_is_zeroed_whenever_it_is_handed_out,
     many::many_shards_are_one_collective,
     many::shards_of_replicas_are_gathered,
+    one_by_one::shards_that_are_gathered_one_by_one_are_the_same,
     many::lengths_that_do_not_add_up_are_an_error_on_every_rank,
     many::other_sums_of_shards_are_named,
     many::shards_that_do_not_fit_are_refused,

@@ -10,9 +10,9 @@ use crate::data::{Place, buffer, fill, rounded, value, values};
 const SIZES: [usize; 7] = [5, 0, 17, 1, 9001, 64, 3];
 
 /// The length of a rank's shard of some place, in a world of so many ranks.
-type Lengths = fn(place: usize, rank: usize, world_size: usize) -> usize;
+pub(crate) type Lengths = fn(place: usize, rank: usize, world_size: usize) -> usize;
 
-const LENGTHS: [Lengths; 4] = [
+pub(crate) const LENGTHS: [Lengths; 4] = [
     |place, _, _| SIZES[place % 7],
     |place, rank, _| SIZES[(place + 3 * rank) % 7],
     // One rank holds all of it, as where a bucket's shard boundary lies in no small parameter.
@@ -57,6 +57,20 @@ pub(crate) fn many_shards_are_one_collective(comm: Box<dyn Communicator>) {
 }
 
 fn gather(comm: &dyn Communicator, count: usize, lengths: Lengths, dtype: DType, place: Place) {
+    let start = comm.traffic();
+    let (numel, own) = gather_and_compare(comm, count, lengths, dtype, place);
+    let bytes = Bytes((numel - own) * dtype.size());
+    assert_eq!(comm.traffic() - start, Traffic { collectives: 1, bytes, exchanges: 0 });
+}
+
+/// Returns the elements that were gathered, and how many of them were this rank's own.
+pub(crate) fn gather_and_compare(
+    comm: &dyn Communicator,
+    count: usize,
+    lengths: Lengths,
+    dtype: DType,
+    place: Place,
+) -> (usize, usize) {
     let ranks = comm.world_size().get();
     let length = |index, rank| lengths(index + count, rank, ranks);
     let sizes: Vec<Vec<usize>> =
@@ -67,14 +81,11 @@ fn gather(comm: &dyn Communicator, count: usize, lengths: Lengths, dtype: DType,
     let shards = shards(comm, own, dtype, count);
     let before: Vec<_> = shards.iter().map(|shard| values(&shard.buffer)).collect();
 
-    let start = comm.traffic();
     let (shards, full) = comm.all_gather_many(shards, full).unwrap().wait().unwrap();
-    let bytes = Bytes((numel - own.iter().sum::<usize>()) * dtype.size());
-    assert_eq!(comm.traffic() - start, Traffic { collectives: 1, bytes, exchanges: 0 });
-
     assert_eq!(values(&full), expected(&sizes, dtype, count), "{sizes:?}");
     let after: Vec<_> = shards.iter().map(|shard| values(&shard.buffer)).collect();
     assert_eq!(after, before);
+    (numel, own.iter().sum())
 }
 
 /// Every rank offers its own shard of one memory, as the engine's replicas are.
