@@ -156,9 +156,10 @@ mod tests {
     #[test]
     fn process_groups_keep_apart_and_shard_over_their_own_ranks() {
         let size = |size| WorldSize::new(size).unwrap();
-        let axis =
-            |name: &str, ranks, batches| MeshAxis { name: name.into(), size: size(ranks), batches };
-        let axes = vec![axis("data", 3, Batches::Different), axis("tensor", 2, Batches::Same)];
+        let axes = vec![
+            MeshAxis::new("data", size(3), Batches::Different),
+            MeshAxis::new("tensor", size(2), Batches::Same),
+        ];
         let mesh = Mesh::new(axes).unwrap();
         let mut specs = vec![spec(6, 0); 5];
         specs[1].along = vec![Along::Reduced, Along::Split { dim: 0 }];

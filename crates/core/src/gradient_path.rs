@@ -135,11 +135,7 @@ mod tests {
             spec("norm", DType::F32),
             ParamSpec { trainable: false, ..spec("frozen", DType::F16) },
         ];
-        let axis = |name: &str, batches| MeshAxis {
-            name: name.into(),
-            size: WorldSize::new(2).unwrap(),
-            batches,
-        };
+        let axis = |name, batches| MeshAxis::new(name, WorldSize::new(2).unwrap(), batches);
         let axes = vec![axis("data", Batches::Different), axis("tensor", Batches::Same)];
         let mesh = Mesh::new(axes).unwrap();
         let buckets = assign_buckets(&specs, &mesh, Bucketing::Bytes(Bytes(32)), Bytes(4));

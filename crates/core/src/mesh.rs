@@ -24,6 +24,13 @@ pub struct MeshAxis {
     pub batches: Batches,
 }
 
+impl MeshAxis {
+    /// An axis of so many ranks.
+    pub fn new(name: impl Into<String>, size: WorldSize, batches: Batches) -> Self {
+        Self { name: name.into(), size, batches }
+    }
+}
+
 /// Whether the ranks along an axis work on the same micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batches {
@@ -107,8 +114,7 @@ impl Sharing {
 impl Mesh {
     /// Every rank of the world on micro-batches of its own: plain data parallelism.
     pub fn data(world_size: WorldSize) -> Self {
-        let (name, batches) = ("data".into(), Batches::Different);
-        Self { axes: vec![MeshAxis { name, size: world_size, batches }] }
+        Self { axes: vec![MeshAxis::new("data", world_size, Batches::Different)] }
     }
 
     /// A mesh of these axes, the slowest first.
@@ -146,6 +152,12 @@ impl Mesh {
     /// All ranks.
     pub fn world_size(&self) -> WorldSize {
         self.size_over(self.all())
+    }
+
+    /// The set of the one axis with this name, if there is one.
+    pub fn axis(&self, name: &str) -> Option<Axes> {
+        let known = self.axes.iter().any(|axis| axis.name == name);
+        known.then(|| self.which(|_, axis| axis.name == name))
     }
 
     /// The set of all axes.
@@ -269,10 +281,8 @@ pub(crate) mod tests {
     use crate::{DType, UnitId};
 
     pub(crate) fn mesh(axes: &[(&str, usize, Batches)]) -> Mesh {
-        let axis = |(name, size, batches): &(&str, usize, Batches)| MeshAxis {
-            name: (*name).into(),
-            size: WorldSize::new(*size).unwrap(),
-            batches: *batches,
+        let axis = |(name, size, batches): &(&str, usize, Batches)| {
+            MeshAxis::new(*name, WorldSize::new(*size).unwrap(), *batches)
         };
         Mesh::new(axes.iter().map(axis).collect()).unwrap()
     }
@@ -307,7 +317,8 @@ pub(crate) mod tests {
     fn the_last_axis_counts_fastest() {
         let mesh = data_expert_tensor();
         assert_eq!(mesh.coordinates(Rank(7)), [1, 0, 1]);
-        let tensor = mesh.same_batches();
+        let tensor = mesh.axis("tensor").unwrap();
+        assert_eq!((tensor, mesh.axis("pipeline")), (mesh.same_batches(), None));
         assert_eq!(mesh.group(tensor, Rank(7)).ranks(), [Rank(6), Rank(7)]);
         assert_eq!(mesh.names(mesh.without(tensor)), "data x expert");
         assert_eq!(mesh.names(Axes::default()), "alone");

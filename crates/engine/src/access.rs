@@ -214,7 +214,9 @@ impl Engine {
             WindowState::Accumulating(n) if self.ends(n + 1) && ended => Ok(()),
             WindowState::Accumulating(0) if !ended => Err(EngineError::NotReady),
             WindowState::Accumulating(n) => {
-                Err(EngineError::MidWindow { n: n + usize::from(ended), of })
+                let n = n + usize::from(ended);
+                // A caller who ends windows has asked for one more, whatever was configured.
+                Err(EngineError::MidWindow { n, of: of.max(n + 1) })
             }
         }
     }

@@ -3,7 +3,8 @@
 use oxizero_comm::{CommError, Communicator, Traffic};
 use oxizero_core::{
     Action, BucketId, Bytes, ConfigError, Event, GradientPath, LossScale, LossScaler, MemoryPlan,
-    Mesh, ParamId, ParamSpec, PlanInput, RoleBytes, Schedule, UnitId, gradient_paths,
+    Mesh, ParamId, ParamSpec, PlanInput, Rank, RoleBytes, Schedule, UnitId, WorldSize,
+    gradient_paths,
 };
 use oxizero_device::View;
 
@@ -146,6 +147,19 @@ impl Engine {
     /// How the ranks are arranged.
     pub fn mesh(&self) -> &Mesh {
         self.groups.mesh()
+    }
+
+    /// How many ranks work on micro-batches of their own; in a mesh, those along other axes work on
+    /// the same as one of them.
+    pub fn batch_ranks(&self) -> WorldSize {
+        let mesh = self.mesh();
+        mesh.size_over(mesh.without(mesh.same_batches()))
+    }
+
+    /// Which of the [`batch_ranks`](Self::batch_ranks) this rank is.
+    pub fn batch_rank(&self) -> Rank {
+        let mesh = self.mesh();
+        mesh.place(mesh.without(mesh.same_batches()), self.groups.world().rank())
     }
 
     /// The options, as they were given.

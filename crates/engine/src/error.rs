@@ -149,11 +149,11 @@ pub enum EngineError {
     #[error("gradients are not ready: no backward has ended in this window")]
     NotReady,
     /// Gradients were asked for in the middle of a window.
-    #[error("gradients are not ready: micro-batch {n} of {of}")]
+    #[error("gradients are not ready: {n} of {of} micro-batches have ended their backward")]
     MidWindow {
         /// Micro-batches that have ended.
         n: usize,
-        /// Micro-batches in the window.
+        /// Micro-batches that the window will hold at least.
         of: usize,
     },
     /// Gradients were asked for after the step that consumed them.

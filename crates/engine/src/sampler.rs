@@ -3,6 +3,10 @@
 use oxizero_core::{Placement, Rank, Stage, WorldSize};
 
 /// Shares the one global order of micro-batches among the ranks.
+///
+/// In a mesh whose ranks work partly on the same micro-batches, what counts is
+/// [`Engine::batch_rank`](crate::Engine::batch_rank) of
+/// [`Engine::batch_ranks`](crate::Engine::batch_ranks).
 #[derive(Clone, Copy, Debug)]
 pub struct Sampler {
     /// Ranks.

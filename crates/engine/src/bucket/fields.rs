@@ -54,8 +54,8 @@ impl Bucket {
         Some(trained.states[index].range_mut(range))
     }
 
-    /// Lends a field of `range`, elements of this rank's shard, to a collective; `None` for a frozen
-    /// bucket.
+    /// Lends a field of `range`, elements of this rank's shard, to a collective; `None` for a
+    /// frozen bucket.
     pub(crate) fn take(&mut self, field: Field, range: Range<usize>) -> Option<OwnShard> {
         let trained = self.trained.as_mut()?;
         let from = |own: &mut Buffer, start| OwnShard {
