@@ -191,7 +191,7 @@ impl Engine {
     }
 
     /// The elements that this rank's optimizer updates, if these are values of as many.
-    fn check_local_values(
+    pub(crate) fn check_local_values(
         &self,
         param: ParamId,
         values: View<'_>,

@@ -28,9 +28,8 @@ impl Engine {
         let given =
             self.check_values(param, values).and_then(|()| self.check_bucket_exclusive(param));
         self.agree_call("set_full_param", Some(param), given)?;
-        let (id, slot) = (self.params[param.0].bucket, self.params[param.0].slot);
-        self.buckets[id.0].write_weights(slot, values);
-        self.on_bucket(id, |bucket, comm| bucket.publish(comm))
+        let (at, _) = self.owned_of(param)?;
+        self.write_weights(param, at, values)
     }
 
     /// The part of the f32 master weights that this rank's optimizer updates. `None` for a frozen
@@ -39,6 +38,29 @@ impl Engine {
         self.check_param(param)?;
         self.settle(param)?;
         self.local_field(param, Field::Master)
+    }
+
+    /// Replaces the part of the master weights that this rank's optimizer updates, and with it the
+    /// model weights; a collective call, for which each rank hands in as many elements as
+    /// [`local_param`](Self::local_param) gave it.
+    pub fn set_local_param(&mut self, param: ParamId, values: View<'_>) -> Result<(), EngineError> {
+        self.run(Event::Edit)?;
+        let range = self.check_local_values(param, values);
+        let given = range.and_then(|at| self.check_bucket_exclusive(param).map(|()| at));
+        let at = self.agree_call("set_local_param", Some(param), given)?;
+        self.write_weights(param, at, values)
+    }
+
+    /// Writes elements `at` of the parameter's bucket, and tells the others.
+    fn write_weights(
+        &mut self,
+        param: ParamId,
+        at: Range<usize>,
+        values: View<'_>,
+    ) -> Result<(), EngineError> {
+        let id = self.params[param.0].bucket;
+        self.buckets[id.0].write_weights(at, values);
+        self.on_bucket(id, |bucket, comm| bucket.publish(comm))
     }
 
     /// A whole f32 state that the optimizer keeps of a parameter, by its name in torch such as
@@ -66,13 +88,39 @@ impl Engine {
         let index = self.begin_call(&format!("set_full_state {name}"), param, given)?;
         let (at, owned) = self.owned_of(param)?;
         if let Some(range) = overlap(&at, &owned) {
-            let id = self.params[param.0].bucket;
             let in_param = range.start - at.start..range.end - at.start;
-            if let Some(target) = self.buckets[id.0].state_mut(index, range) {
-                kernels::cast(values.range(in_param), target);
-            }
+            self.write_state(param, (index, range), values.range(in_param));
         }
         Ok(())
+    }
+
+    /// Replaces the part of a state that this rank's optimizer updates; a collective call, for which
+    /// each rank hands in as many elements as [`local_state`](Self::local_state) gave it.
+    pub fn set_local_state(
+        &mut self,
+        param: ParamId,
+        name: &str,
+        values: View<'_>,
+    ) -> Result<(), EngineError> {
+        let given = self.state_index(name);
+        let given = given.and_then(|index| Ok((index, self.check_local_values(param, values)?)));
+        let at = self.begin_call(&format!("set_local_state {name}"), param, given)?;
+        if !at.1.is_empty() {
+            self.write_state(param, at, values);
+        }
+        Ok(())
+    }
+
+    fn write_state(
+        &mut self,
+        param: ParamId,
+        (index, range): (usize, Range<usize>),
+        values: View<'_>,
+    ) {
+        let id = self.params[param.0].bucket;
+        if let Some(target) = self.buckets[id.0].state_mut(index, range) {
+            kernels::cast(values, target);
+        }
     }
 
     /// The part of a state that this rank's optimizer updates. `None` for a frozen parameter.

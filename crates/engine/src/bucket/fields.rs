@@ -91,16 +91,15 @@ impl Bucket {
         }
     }
 
-    /// Writes the master weights of the parameter in `slot`, as far as this rank owns them, and
-    /// the model weights that it writes. `values` are the whole parameter's.
+    /// Writes the master weights of the elements `at`, as far as this rank owns them, and the model
+    /// weights that it writes.
     ///
     /// # Panics
     ///
     /// If views of the weights are left; the caller has checked that there are none.
-    pub(crate) fn write_weights(&mut self, slot: usize, values: View<'_>) {
+    pub(crate) fn write_weights(&mut self, at: Range<usize>, values: View<'_>) {
         let Some(trained) = &mut self.trained else { return };
         let owned = trained.owned.clone();
-        let at = self.spec.layout.slot(slot);
         if let (Some(master), Some(range)) = (&mut trained.master, overlap(&at, &owned)) {
             let target = master.range_mut(offset(&range, owned.start));
             kernels::cast(values.range(offset(&range, at.start)), target);
