@@ -20,12 +20,16 @@ pub struct Differences {
 impl Differences {
     /// How far `trained` is from what it should be.
     pub fn of(trained: &Trained, expected: &Trained) -> Self {
-        let norms = trained.outcomes.iter().zip(&expected.outcomes).map(|pair| match pair {
+        let norm = |(norm, right): (&Option<f64>, &Option<f64>)| match (norm, right) {
             (Some(norm), Some(right)) => distance(*norm, *right) / right.max(f64::MIN_POSITIVE),
             (None, None) => 0.0,
             _ => f64::INFINITY,
-        });
-        let grads = trained.grads.iter().zip(&expected.grads).map(|(a, b)| farthest(a, b));
+        };
+        let by_param = trained.grad_norms.iter().zip(&expected.grad_norms);
+        let by_param = by_param.flat_map(|(a, b)| a.iter().zip(b)).map(norm);
+        let norms = trained.outcomes.iter().zip(&expected.outcomes).map(norm).chain(by_param);
+        let grads = READ.iter().flat_map(|(_, grads)| grads(trained).iter().zip(grads(expected)));
+        let grads = grads.map(|(a, b)| farthest(a, b));
         let states = trained.states.iter().zip(&expected.states).map(|(a, b)| farthest(a, b));
         Self {
             grads: grads.fold(0.0, f64::max),
@@ -46,6 +50,14 @@ impl Differences {
         }
     }
 }
+
+/// The ways in which gradients are read.
+const READ: [(&str, GradsOf); 3] = [
+    ("", |trained| &trained.grads),
+    (", read with the model's", |trained| &trained.model_grads),
+    (", read across the mesh", |trained| &trained.global_grads),
+];
+type GradsOf = fn(&Trained) -> &Vec<Vec<Vec<f32>>>;
 
 fn farthest(values: &[Vec<f32>], expected: &[Vec<f32>]) -> f64 {
     let of_list = |(values, expected): (&Vec<f32>, &Vec<f32>)| {
@@ -115,11 +127,27 @@ fn step_difference(
     step: usize,
     specs: &[ParamSpec],
 ) -> Option<String> {
+    for (read, grads) in READ {
+        let empty = Vec::new();
+        let [grads, right] = [trained, expected].map(|of| grads(of).get(step).unwrap_or(&empty));
+        for (param, (grad, right)) in grads.iter().zip(right).enumerate() {
+            if let Some(why) = difference(grad, right) {
+                return Some(format!("of the gradient of `{}`{read}, {why}", specs[param].name));
+            }
+        }
+    }
     let empty = Vec::new();
-    let [grads, right] = [trained, expected].map(|of| of.grads.get(step).unwrap_or(&empty));
-    for (param, (grad, right)) in grads.iter().zip(right).enumerate() {
-        if let Some(why) = difference(grad, right) {
-            return Some(format!("of the gradient of `{}`, {why}", specs[param].name));
+    let [norms, right] = [trained, expected].map(|of| of.grad_norms.get(step).unwrap_or(&empty));
+    for (param, (norm, right)) in norms.iter().zip(right).enumerate() {
+        let same = match (norm, right) {
+            (Some(norm), Some(right)) => same_norm(*norm, *right),
+            (norm, right) => norm == right,
+        };
+        if !same {
+            let name = &specs[param].name;
+            return Some(format!(
+                "the norm of the gradient of `{name}` is {norm:?}, not {right:?}"
+            ));
         }
     }
     match (trained.outcomes[step], expected.outcomes[step]) {
@@ -155,6 +183,9 @@ mod tests {
         Trained {
             outcomes: vec![Some(norm)],
             grads: vec![vec![vec![grad]]],
+            model_grads: vec![vec![vec![2.0]]],
+            global_grads: vec![vec![vec![2.0]]],
+            grad_norms: vec![vec![Some(2.0)]],
             loss_scales: vec![loss_scale],
             weights: vec![vec![0.5, weight]],
             states: vec![vec![vec![5.0]]],
@@ -167,6 +198,7 @@ mod tests {
         let specs = [ParamSpec::new("w", &[2], DType::F32, UnitId(0))];
         assert_eq!(first_difference(&right, &right, &specs), None);
         assert_eq!(Differences::of(&right, &right), Differences::default());
+        let of = |grad| vec![vec![vec![grad]]];
         for (wrong, named) in [
             (trained(1.0 + 1e-11, 2.0, 3.0, 4.0), "norm"),
             (trained(f64::NAN, 2.0, 3.0, 4.0), "norm"),
@@ -174,6 +206,9 @@ mod tests {
             (trained(1.0, 2.0, 6.0, 4.0), "loss scales"),
             (trained(1.0, 2.0, 3.0, f32::NAN), "weight `w`, element 1"),
             (Trained { outcomes: vec![None], ..right.clone() }, "step 0"),
+            (Trained { model_grads: of(1.0), ..right.clone() }, "with the model's, element 0"),
+            (Trained { global_grads: of(1.0), ..right.clone() }, "across the mesh, element 0"),
+            (Trained { grad_norms: vec![vec![None]], ..right.clone() }, "norm of the gradient of"),
             (Trained { states: vec![vec![vec![6.0]]], ..right.clone() }, "master weight of `w`"),
             (Trained { outcomes: vec![], ..right.clone() }, "0 steps"),
         ] {

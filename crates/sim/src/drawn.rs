@@ -2,8 +2,8 @@
 
 use oxizero::{EngineOptions, GroupOptions, Norm, Reduction};
 use oxizero_core::{
-    Bucketing, Bytes, DType, DynamicLossScale, LossScale, LossScaling, OptimGroup, ParamSpec,
-    Precision, Random, Stage, UnitId,
+    Along, Batches, Bucketing, Bytes, DType, DynamicLossScale, LossScale, LossScaling, Mesh,
+    MeshAxis, OptimGroup, ParamSpec, Precision, Random, Stage, UnitId, WorldSize,
 };
 
 use crate::odd::{ADAM, ADAMW, SGD};
@@ -11,7 +11,7 @@ use crate::oracle::{MicroBatch, Pass};
 use crate::trial::{At, Ends, Reads, Trial};
 
 /// What a trial is drawn for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chosen {
     /// The stage.
     pub stage: Stage,
@@ -19,6 +19,8 @@ pub struct Chosen {
     pub precision: Precision,
     /// Ranks.
     pub ranks: usize,
+    /// How they are arranged, if not for data parallelism alone.
+    pub mesh: Option<Mesh>,
 }
 
 /// A trial of which everything is drawn.
@@ -28,15 +30,19 @@ pub fn any(seed: u64) -> Trial {
     let reduce = draw.of(&[model, model, DType::F32, DType::Bf16, DType::F16]);
     let accumulate = draw.of(&[DType::F32, reduce]);
     let precision = Precision { reduce, accumulate, ..Precision::of_model(model) };
-    of(seed, Chosen { stage: draw.of(&Stage::ALL), precision, ranks: draw.up_to(1, 4) })
+    let ranks = draw.of(&[1, 2, 3, 4, 4, 6]);
+    let mesh = if draw.one_in(3) { None } else { Some(draw_mesh(&mut draw, ranks)) };
+    of(seed, Chosen { stage: draw.of(&Stage::ALL), precision, ranks, mesh })
 }
 
 /// A trial of which everything else is drawn.
 pub fn of(seed: u64, chosen: Chosen) -> Trial {
     let mut draw = Draw::new(seed, &[MODEL]);
+    let ranks = chosen.ranks;
     let options = draw_options(&mut draw, chosen);
-    let specs = draw_specs(&mut draw, seed, options.precision.model);
-    let mut initial = |spec: &ParamSpec| (0..spec.numel().0).map(|_| draw.0.normal()).collect();
+    let specs = draw_specs(&mut draw, seed, &options);
+    let mut initial =
+        |spec: &ParamSpec| (0..spec.numel().0 * ranks).map(|_| draw.0.normal()).collect();
     Trial {
         initial: specs.iter().map(&mut initial).collect(),
         specs,
@@ -46,14 +52,14 @@ pub fn of(seed: u64, chosen: Chosen) -> Trial {
             GroupOptions { lr: 0.0314, weight_decay: 0.1 },
             GroupOptions { lr: 0.1, weight_decay: 0.0 },
         ],
-        ranks: chosen.ranks,
+        ranks,
         steps: 3,
         warmup_steps: draw.up_to(0, 4) as u64,
         windows: draw_window,
         ends: draw.of(&[Ends::Counted, Ends::Called]),
         backward: draw_grads,
         seed,
-        reads: draw.of(&[Reads::All, Reads::None]),
+        reads: draw.of(&[Reads::All, Reads::None, Reads::SetBack]),
     }
 }
 
@@ -63,6 +69,44 @@ const MODEL: u64 = 0;
 const WINDOWS: u64 = 1;
 const GRADS: u64 = 2;
 const USES: u64 = 3;
+
+/// So many ranks along up to three axes, of which some may be of one rank.
+fn draw_mesh(draw: &mut Draw, ranks: usize) -> Mesh {
+    let mut sizes = Vec::new();
+    let mut rest = ranks;
+    for _ in 0..draw.up_to(0, 2) {
+        let divisors: Vec<_> = (1..=rest).filter(|size| rest.is_multiple_of(*size)).collect();
+        sizes.push(draw.of(&divisors));
+        rest /= sizes[sizes.len() - 1];
+    }
+    sizes.push(rest);
+    let mut axis = |(index, size): (usize, usize)| MeshAxis {
+        name: format!("axis {index}"),
+        size: WorldSize::new(size).expect("a divisor of a number above zero"),
+        batches: draw.of(&[Batches::Different, Batches::Same]),
+    };
+    let axes = sizes.into_iter().enumerate().map(&mut axis).collect();
+    Mesh::new(axes).expect("names that differ")
+}
+
+/// What ranks that work on different micro-batches hold has no gradient that is the same on all.
+fn draw_along(draw: &mut Draw, mesh: &Mesh, dimensions: usize) -> Vec<Along> {
+    if draw.one_in(3) {
+        return Vec::new();
+    }
+    let mut on = |axis: &MeshAxis| {
+        let first = match axis.batches {
+            Batches::Different => Along::Reduced,
+            Batches::Same => Along::Replicated,
+        };
+        let split = match dimensions {
+            0 => Along::Distinct,
+            _ => Along::Split { dim: draw.up_to(0, dimensions - 1) },
+        };
+        draw.of(&[first, Along::Reduced, split, Along::Distinct])
+    };
+    mesh.axes().iter().map(&mut on).collect()
+}
 
 fn draw_options(draw: &mut Draw, chosen: Chosen) -> EngineOptions {
     let initial = 65536.0;
@@ -80,7 +124,7 @@ fn draw_options(draw: &mut Draw, chosen: Chosen) -> EngineOptions {
     let bytes = Bucketing::Bytes(Bytes(draw.up_to(0, 400)));
     EngineOptions {
         stage: chosen.stage,
-        mesh: None,
+        mesh: chosen.mesh,
         bucketing: draw.of(&[Bucketing::Unit, bytes, Bucketing::Bytes(Bytes(1 << 20))]),
         precision: chosen.precision,
         accumulation: draw.up_to(1, 3),
@@ -94,7 +138,8 @@ fn draw_options(draw: &mut Draw, chosen: Chosen) -> EngineOptions {
 }
 
 /// Up to eight parameters of at most three dimensions. Some are empty or frozen, maybe all.
-fn draw_specs(draw: &mut Draw, seed: u64, model: DType) -> Vec<ParamSpec> {
+fn draw_specs(draw: &mut Draw, seed: u64, options: &EngineOptions) -> Vec<ParamSpec> {
+    let model = options.precision.model;
     let (mut specs, mut unit) = (Vec::new(), 0);
     for param in 0..draw.up_to(1, 8) {
         unit += draw.up_to(0, usize::from(param > 0));
@@ -102,7 +147,9 @@ fn draw_specs(draw: &mut Draw, seed: u64, model: DType) -> Vec<ParamSpec> {
         let sizes = (0..dimensions).map(|_| draw.up_to(0, [40, 9, 4][dimensions - 1]));
         let shape: Vec<_> = sizes.collect();
         let dtype = if draw.one_in(5) { draw.of(&DType::ALL) } else { model };
+        let mesh = options.mesh.as_ref();
         specs.push(ParamSpec {
+            along: mesh.map_or_else(Vec::new, |mesh| draw_along(draw, mesh, dimensions)),
             group: OptimGroup(draw.up_to(0, 1)),
             trainable: !draw.one_in(5),
             contributions: contributions(seed, param),

@@ -5,6 +5,7 @@
 
 mod compare;
 pub mod drawn;
+pub mod layouts;
 pub mod odd;
 pub mod oracle;
 mod rounding;

@@ -1,25 +1,27 @@
 //! One training, run by the engine in a simulated world and by the oracle.
 
+mod arrangement;
+mod expected;
+
 use oxizero::{
-    Boundary, Engine, EngineError, EngineOptions, GradIn, GroupOptions, OptimizerSetup, Reduction,
-    StepOutcome,
+    Boundary, Engine, EngineError, EngineOptions, GradIn, GradNorms, GroupOptions, ModelGrads,
+    OptimizerSetup, Reduction, Scope, StepOutcome,
 };
 use oxizero_comm::Communicator;
-use oxizero_core::{DType, LossScaling, Numel, ParamId, ParamSpec, Precision, Stage, UnitId};
+use oxizero_core::{DType, Numel, ParamId, ParamSpec, UnitId};
 use oxizero_device::{Buffer, View, kernels};
 use oxizero_optim::{Adam, AdamW, LrSchedule, MomentOptions, Momentum, OptimError, Optimizer, Sgd};
 
-use crate::oracle::{
-    Adds, Average, MicroBatch, Norm, Oracle, Param, Pass, Place, Rule, Scale, Setup, State, Step,
-};
-use crate::{round, world};
+use crate::oracle::{MicroBatch, Pass, Rule};
+use crate::world;
 
 /// A training: a model, its gradients, and what is asked for.
 #[derive(Clone)]
 pub struct Trial {
     /// The parameters, units ascending from 0.
     pub specs: Vec<ParamSpec>,
-    /// Their initial weights.
+    /// Their initial weights. Where ranks hold different tensors of a parameter, they are those of
+    /// one after the other, and begin again where they are too few.
     pub initial: Vec<Vec<f32>>,
     /// What the engine is asked for.
     pub options: EngineOptions,
@@ -48,10 +50,13 @@ pub struct Trial {
 /// Whether gradients are read before a step. It changes who reduces a window, and no number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reads {
-    /// All of them.
+    /// All of them, in every way.
     All,
     /// None: the step reduces them.
     None,
+    /// All of them, and then they are set to what was read: to the data-parallel ones and to the
+    /// global ones in turn.
+    SetBack,
 }
 
 /// Who says when a window ends.
@@ -67,7 +72,8 @@ pub enum Ends {
 /// if it is not used.
 pub type Backward = fn(At, &[f32]) -> Vec<Vec<f32>>;
 
-/// The micro-batches of a rank's window, from the step and the rank.
+/// The micro-batches of a rank's window, from the step and the rank; of ranks that work on the same
+/// micro-batches the first is asked for.
 pub type Windows = fn(&Trial, usize, usize) -> Vec<MicroBatch>;
 
 /// Where a gradient arises.
@@ -79,7 +85,7 @@ pub struct At {
     pub micro: usize,
     /// The pass in the micro-batch, from 0.
     pub pass: usize,
-    /// The rank.
+    /// The rank; the first of those that the mesh says have the same gradient.
     pub rank: usize,
     /// The parameter.
     pub param: usize,
@@ -95,6 +101,12 @@ pub struct Trained {
     /// By window and parameter: the gradient before clipping; empty for a frozen parameter. No
     /// parameters where gradients are not read.
     pub grads: Vec<Vec<Vec<f32>>>,
+    /// The same, read for the whole model at once.
+    pub model_grads: Vec<Vec<Vec<f32>>>,
+    /// The same, of whole tensors where ranks hold different ones.
+    pub global_grads: Vec<Vec<Vec<f32>>>,
+    /// Their norms by window and parameter, as read; none of a frozen parameter.
+    pub grad_norms: Vec<GradNorms>,
     /// By window: the loss scale after it.
     pub loss_scales: Vec<f32>,
     /// By parameter: the model weights at the end.
@@ -102,6 +114,19 @@ pub struct Trained {
     /// By parameter: the master weights at the end, then the optimizer's states; none of a frozen
     /// parameter.
     pub states: Vec<Vec<Vec<f32>>>,
+}
+
+/// What was read of a window's gradients; of [`Trained`] one window. Empty if nothing was read.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Read {
+    /// Of every parameter by itself.
+    pub grads: Vec<Vec<f32>>,
+    /// Of the whole model.
+    pub model_grads: Vec<Vec<f32>>,
+    /// Of the whole model, across the mesh.
+    pub global_grads: Vec<Vec<f32>>,
+    /// Norms.
+    pub grad_norms: GradNorms,
 }
 
 /// Whether a window's step was applied, and the norm before clipping if it was.
@@ -146,12 +171,12 @@ impl Trial {
         let mut engine = self.start_with(comm, rule)?;
         let mut trained = Trained::default();
         for step in 0..self.steps {
-            let (outcome, grads) = self.window(&mut engine, step)?;
+            let (outcome, read) = self.window(&mut engine, step)?;
             trained.outcomes.push(match outcome {
                 StepOutcome::Applied { norm_before, .. } => Some(norm_before),
                 _ => None,
             });
-            trained.grads.push(grads);
+            trained.read(read);
             trained.loss_scales.push(engine.loss_scale().get());
         }
         trained.weights = self.weights(&mut engine)?;
@@ -186,8 +211,10 @@ impl Trial {
             groups: self.groups.clone(),
             schedule: LrSchedule::constant(self.warmup_steps),
         };
-        let mut initial =
-            |param: ParamId, weights: &mut [f32]| weights.copy_from_slice(&self.initial[param.0]);
+        let rank = comm.rank().0;
+        let mut initial = |param: ParamId, weights: &mut [f32]| {
+            weights.copy_from_slice(&self.initial_of(param.0, self.instance(param.0, rank)));
+        };
         let specs = self.specs.clone();
         Engine::new(specs, self.order(), self.options.clone(), optimizer, comm, &mut initial)
     }
@@ -197,9 +224,8 @@ impl Trial {
         &self,
         engine: &mut Engine,
         step: usize,
-    ) -> Result<(StepOutcome, Vec<Vec<f32>>), EngineError> {
-        let rank = engine.communicator().rank().0;
-        let micro_batches = (self.windows)(self, step, rank).len();
+    ) -> Result<(StepOutcome, Read), EngineError> {
+        let micro_batches = self.micro_batches(step, engine.communicator().rank().0).len();
         for micro in 0..micro_batches - 1 {
             engine.set_boundary(self.boundary(micro, micro_batches));
             self.micro_batch(engine, step, micro)?;
@@ -208,12 +234,35 @@ impl Trial {
         }
         engine.set_boundary(self.boundary(micro_batches - 1, micro_batches));
         self.micro_batch(engine, step, micro_batches - 1)?;
-        let mut grads = Vec::new();
-        for param in 0..if self.reads == Reads::All { self.specs.len() } else { 0 } {
-            let grad = engine.full_grad(ParamId(param))?;
-            grads.push(grad.map(|grad| to_f32(grad.view())).unwrap_or_default());
+        let read = match self.reads {
+            Reads::None => Read::default(),
+            Reads::All | Reads::SetBack => self.read(engine, step)?,
+        };
+        Ok((engine.step()?, read))
+    }
+
+    /// Reads the window's gradients in every way, and sets them to what was read if that is asked
+    /// for.
+    fn read(&self, engine: &mut Engine, step: usize) -> Result<Read, EngineError> {
+        let mut read = Read::default();
+        for param in (0..self.specs.len()).map(ParamId) {
+            let grad = engine.full_grad(param)?;
+            read.grads.push(grad.map(|grad| to_f32(grad.view())).unwrap_or_default());
         }
-        Ok((engine.step()?, grads))
+        read.grad_norms = engine.grad_norms()?;
+        let model = engine.full_grads(Scope::DataParallel)?;
+        read.model_grads = self.of_model(&model);
+        let global = engine.full_grads(Scope::Global)?;
+        read.global_grads = self.of_model(&global);
+        if self.reads == Reads::SetBack {
+            engine.set_full_grads(if step.is_multiple_of(2) { &model } else { &global })?;
+        }
+        Ok(read)
+    }
+
+    fn of_model(&self, grads: &ModelGrads) -> Vec<Vec<f32>> {
+        let of = |param: usize| grads.get(ParamId(param)).map(to_f32).unwrap_or_default();
+        (0..self.specs.len()).map(of).collect()
     }
 
     /// What is said of the micro-batch of so many.
@@ -235,7 +284,7 @@ impl Trial {
         micro: usize,
     ) -> Result<(), EngineError> {
         let rank = engine.communicator().rank().0;
-        let MicroBatch { passes, weight } = (self.windows)(self, step, rank).swap_remove(micro);
+        let MicroBatch { passes, weight } = self.micro_batches(step, rank).swap_remove(micro);
         if self.options.reduction == Reduction::Weighted {
             // In two parts, on both sides of the passes.
             engine.weigh(0.75 * weight)?;
@@ -261,7 +310,8 @@ impl Trial {
         for unit in self.order().into_iter().rev() {
             engine.pre_backward(unit)?;
             for param in engine.unit_weights(unit)?.params.iter().filter(|param| param.trainable) {
-                let at = At { param: param.param.0, ..at };
+                let rank = self.first_alike(param.param.0, at.rank);
+                let at = At { param: param.param.0, rank, ..at };
                 for mut grad in (self.backward)(at, &to_f32(param.view())) {
                     grad.iter_mut().for_each(|grad| *grad *= loss_scale.get());
                     let values = View::F32(&grad);
@@ -300,95 +350,6 @@ impl Trial {
         Ok(states)
     }
 
-    /// Trains with the oracle.
-    pub fn oracle(&self) -> Trained {
-        let mut oracle = self.start_oracle();
-        let (mut trained, mut applied_steps) = (Trained::default(), 0);
-        for step in 0..self.steps {
-            let rank = |rank| (self.windows)(self, step, rank);
-            let window: Vec<_> = (0..self.ranks).map(rank).collect();
-            let warm = (applied_steps + 1).min(self.warmup_steps.max(1));
-            let lr_factor = warm as f64 / self.warmup_steps.max(1) as f64;
-            let Step { grads, norm, applied } =
-                oracle.step(lr_factor, &window, &mut |place, weights| {
-                    let Place { rank, micro, pass, param } = place;
-                    let at = At { step, micro, pass, rank, param, seed: self.seed };
-                    (self.backward)(at, weights)
-                });
-            applied_steps += u64::from(applied);
-            trained.outcomes.push(applied.then_some(norm));
-            trained.grads.push(self.stored(&grads));
-            trained.loss_scales.push(oracle.loss_scale());
-        }
-        trained.weights = oracle.states().iter().map(|state| state.model.clone()).collect();
-        let count = match self.rule {
-            Rule::Sgd { .. } => 1,
-            Rule::Adam { .. } | Rule::AdamW { .. } => 2,
-        };
-        let kept = |(state, spec): (&State, &ParamSpec)| {
-            let all = [&state.master, &state.first, &state.second].map(Vec::clone);
-            all.into_iter().take(if spec.trainable { 1 + count } else { 0 }).collect()
-        };
-        trained.states = oracle.states().iter().zip(&self.specs).map(kept).collect();
-        trained
-    }
-
-    /// Gradients as they are read: in the accumulation dtype.
-    fn stored(&self, grads: &[Vec<f32>]) -> Vec<Vec<f32>> {
-        let stored = |(grads, spec): (&Vec<f32>, &ParamSpec)| {
-            let (_, dtype) = self.dtypes(spec);
-            grads.iter().map(|grad| round(*grad, dtype)).collect()
-        };
-        grads.iter().zip(&self.specs).map(stored).collect()
-    }
-
-    /// What travels, and what adds up. A parameter of another dtype than the model's takes its own
-    /// in the places where the model's was asked for.
-    fn dtypes(&self, spec: &ParamSpec) -> (DType, DType) {
-        let Precision { model, reduce, accumulate, .. } = self.options.precision;
-        let own = |dtype: DType| if dtype == model { spec.dtype } else { dtype };
-        (own(reduce), if accumulate == DType::F32 { DType::F32 } else { own(reduce) })
-    }
-
-    fn start_oracle(&self) -> Oracle {
-        let options = &self.options;
-        let setup = Setup {
-            adds: match options.stage {
-                Stage::Zero0 | Stage::Zero1 => Adds::RankFirst,
-                Stage::Zero2 | Stage::Zero3 => Adds::PassFirst,
-            },
-            average: match options.reduction {
-                Reduction::Mean => Average::Mean,
-                Reduction::Sum => Average::Sum,
-                Reduction::Weighted => Average::Weighted,
-            },
-            loss_scale: scale(options.loss_scaling),
-            check_finite: options.check_finite,
-            norm: match options.norm {
-                oxizero::Norm::One => Norm::Power(1),
-                oxizero::Norm::Two => Norm::Power(2),
-                oxizero::Norm::Three => Norm::Power(3),
-                oxizero::Norm::Infinity => Norm::Infinity,
-            },
-            clip_norm: options.clip_norm,
-            rule: self.rule,
-        };
-        let param = |(spec, initial): (&ParamSpec, &Vec<f32>)| {
-            let (reduce, accumulate) = self.dtypes(spec);
-            let group = self.groups[spec.group.0];
-            Param {
-                initial: initial.clone(),
-                model: spec.dtype,
-                reduce,
-                accumulate,
-                lr: group.lr,
-                weight_decay: group.weight_decay,
-                trainable: spec.trainable,
-            }
-        };
-        Oracle::new(setup, self.specs.iter().zip(&self.initial).map(param).collect())
-    }
-
     /// The order in which forward uses the units.
     pub fn order(&self) -> Vec<UnitId> {
         let mut units: Vec<_> = self.specs.iter().map(|spec| spec.unit).collect();
@@ -398,23 +359,19 @@ impl Trial {
     }
 }
 
+impl Trained {
+    fn read(&mut self, read: Read) {
+        self.grads.push(read.grads);
+        self.model_grads.push(read.model_grads);
+        self.global_grads.push(read.global_grads);
+        self.grad_norms.push(read.grad_norms);
+    }
+}
+
 /// As many micro-batches as are asked for, each one pass of weight 1.
 pub fn full_windows(trial: &Trial, _step: usize, _rank: usize) -> Vec<MicroBatch> {
     let micro_batch = MicroBatch { passes: vec![Pass::Reduced], weight: 1.0 };
     vec![micro_batch; trial.options.accumulation]
-}
-
-fn scale(scaling: LossScaling) -> Scale {
-    match scaling {
-        LossScaling::Fixed(scale) => Scale::Fixed(scale.get()),
-        LossScaling::Dynamic(dynamic) => Scale::Dynamic {
-            initial: dynamic.initial,
-            minimum: dynamic.minimum,
-            window: dynamic.loss_scale_window,
-            hysteresis: dynamic.hysteresis,
-            consecutive: dynamic.consecutive_hysteresis,
-        },
-    }
 }
 
 /// The engine's update rule.

@@ -77,22 +77,30 @@ impl Log {
     }
 }
 
-/// A communicator under a [`Plan`]; otherwise it does what the one inside does.
+/// A communicator under a [`Plan`]; otherwise it does what the one inside does. Those that are
+/// split from it are watched too: a rank has one order of operations, whichever group they are of.
 pub struct Watched {
     rank: Rank,
     world_size: WorldSize,
+    /// The rank in the world.
+    world_rank: Rank,
     plan: Plan,
     log: Log,
-    /// Gone once the rank has died: dropping it is how the others learn of it.
-    inner: Mutex<Option<Arc<dyn Communicator>>>,
+    /// The communicators of this rank, and which is the one inside. They are gone once the rank has
+    /// died: dropping them is how the others learn of it.
+    alive: Alive,
+    index: usize,
 }
 
+type Alive = Arc<Mutex<Vec<Arc<dyn Communicator>>>>;
+
 impl Watched {
-    /// Watches `comm`.
+    /// Watches `comm`, that of the world.
     pub fn new(comm: Box<dyn Communicator>, plan: Plan) -> Self {
         let (rank, world_size) = (comm.rank(), comm.world_size());
-        let inner = Mutex::new(Some(Arc::from(comm)));
-        Self { rank, world_size, plan, log: Log::default(), inner }
+        let alive = Arc::new(Mutex::new(vec![Arc::from(comm)]));
+        let log = Log::default();
+        Self { rank, world_size, world_rank: rank, plan, log, alive, index: 0 }
     }
 
     /// What this rank asks for, now and later.
@@ -103,21 +111,21 @@ impl Watched {
     /// Counts the operation, waits as planned, and dies as planned.
     fn enter(&self, kind: Kind) -> Result<Arc<dyn Communicator>, CommError> {
         let operation = self.log.add(kind);
-        if self.plan.death == Some(Death { rank: self.rank, operation }) {
-            self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if self.plan.death == Some(Death { rank: self.world_rank, operation }) {
+            self.alive.lock().unwrap_or_else(PoisonError::into_inner).clear();
         }
         if let Some(Delays { seed, max }) = self.plan.delays {
-            let path = [self.rank.0 as u64, operation as u64];
+            let path = [self.world_rank.0 as u64, operation as u64];
             thread::sleep(max.mul_f32(Random::for_path(seed, &path).uniform()));
         }
         self.inner()
     }
 
     fn inner(&self) -> Result<Arc<dyn Communicator>, CommError> {
-        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        inner.clone().ok_or_else(|| CommError::System {
+        let alive = self.alive.lock().unwrap_or_else(PoisonError::into_inner);
+        alive.get(self.index).cloned().ok_or_else(|| CommError::System {
             operation: "a rank of the simulated world",
-            why: format!("rank {} has died, as planned", self.rank),
+            why: format!("rank {} has died, as planned", self.world_rank),
         })
     }
 }
@@ -179,9 +187,15 @@ impl Communicator for Watched {
         self.enter(Kind::Barrier)?.barrier()
     }
 
-    /// The group's communicator is not watched.
     fn split(&self, group: &ProcessGroup) -> Result<Box<dyn Communicator>, CommError> {
-        self.enter(Kind::Split)?.split(group)
+        let comm = self.enter(Kind::Split)?.split(group)?;
+        let (rank, world_size, world_rank) = (comm.rank(), comm.world_size(), self.world_rank);
+        let (plan, log, alive) = (self.plan, self.log.clone(), self.alive.clone());
+        let mut all = alive.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = all.len();
+        all.push(Arc::from(comm));
+        drop(all);
+        Ok(Box::new(Self { rank, world_size, world_rank, plan, log, alive, index }))
     }
 
     fn abort(&self, why: &str) {

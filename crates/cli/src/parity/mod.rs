@@ -19,7 +19,7 @@ use oxizero_optim::Optimizer;
 use oxizero_sim::trial::{Trained, Trial};
 use oxizero_sim::{Differences, first_difference, world};
 
-use self::trials::{Named, Row};
+use self::trials::{Named, Row, Worlds};
 use crate::error::CliError;
 
 /// `oxizero parity`.
@@ -35,10 +35,9 @@ pub(crate) struct ParityArguments {
     /// Plant faults, and fail unless each of them is caught.
     #[arg(long, conflicts_with_all = ["quick", "full", "ranks"])]
     self_test: bool,
-    /// World sizes to try, such as 1,2,3,4.
+    /// World sizes to try, and groups of as many ranks [default: 1,2,3,4, and all groups].
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = ranks)]
-    #[arg(default_value = "1,2,3,4")]
-    ranks: Vec<usize>,
+    ranks: Option<Vec<usize>>,
     /// For gradients and trials that are drawn.
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     seed: u32,
@@ -62,11 +61,12 @@ pub(crate) fn run(arguments: &ParityArguments) -> Result<(), CliError> {
     let started = Instant::now();
     let width = arguments.full.or(arguments.quick).unwrap_or(Width::Quick);
     let seed = u64::from(arguments.seed);
-    let ranks: Vec<_> = arguments.ranks.iter().map(usize::to_string).collect();
+    let worlds = Worlds::of(arguments.ranks.as_deref());
+    let ranks: Vec<_> = worlds.data.iter().map(usize::to_string).collect();
     show(&format!("the engine beside the oracle: ranks {}, seed {seed}\n", ranks.join(" ")))?;
     show(&table::head())?;
     let (mut count, mut first_breach) = (0, None);
-    for mut row in trials::rows(width, &arguments.ranks, seed) {
+    for mut row in trials::rows(width, &worlds, seed) {
         row.trials.truncate(arguments.trials.unwrap_or(usize::MAX));
         let (differences, breach) = compare(&row);
         show(&table::row(&row, differences))?;
@@ -86,8 +86,9 @@ fn compare(row: &Row) -> (Differences, Option<String>) {
     for Named { name, trial } in &row.trials {
         let expected = trial.oracle();
         let ended = world::run(trial.ranks, |comm| Ok(trial.engine(comm)?.0));
-        for trained in ended.iter().flatten() {
-            largest = largest.max(Differences::of(trained, &expected));
+        for (trained, expected) in ended.iter().zip(&expected) {
+            let differences = trained.as_ref().map(|trained| Differences::of(trained, expected));
+            largest = largest.max(differences.unwrap_or_default());
         }
         let context = |breach| format!("{row}, {name}: {breach}");
         first_breach = first_breach.or_else(|| breach(trial, &ended, &expected).map(context));
@@ -99,7 +100,7 @@ fn compare(row: &Row) -> (Differences, Option<String>) {
 /// Returns the first difference from what is expected.
 fn breach_of_wrapped(
     trial: &Trial,
-    expected: &Trained,
+    expected: &[Trained],
     wrap: &(impl Fn(Member) -> Member + Sync),
 ) -> Option<String> {
     let ended = world::run(trial.ranks, |comm| {
@@ -119,10 +120,10 @@ struct Member {
 fn breach(
     trial: &Trial,
     ended: &[Result<Trained, EngineError>],
-    expected: &Trained,
+    expected: &[Trained],
 ) -> Option<String> {
-    let mut ranks = ended.iter().enumerate();
-    ranks.find_map(|(rank, ended)| match ended {
+    let mut ranks = ended.iter().zip(expected).enumerate();
+    ranks.find_map(|(rank, (ended, expected))| match ended {
         Ok(trained) => first_difference(trained, expected, &trial.specs)
             .map(|difference| format!("on rank {rank}, {difference}")),
         Err(error) => Some(format!("rank {rank} fails: {error}")),
@@ -158,7 +159,8 @@ mod tests {
         let trial = Trial::new(options, &[("w", &[0.5])], |_, _| {
             vec![vec![CALLS.fetch_add(1, Ordering::Relaxed) as f32 + 1.0]]
         });
-        let row = Row { stage: Stage::Zero1, precision, trials: vec![Named::new(trial)] };
+        let trials = vec![Named::new(trial)];
+        let row = Row { stage: Stage::Zero1, mesh: None, precision: Some(precision), trials };
         let (differences, breach) = compare(&row);
         let expected = Differences { grads: 1.0, norms: 1.0, weights: 1.0, states: 1.0 };
         assert_eq!(differences, Differences { states: differences.states, ..expected });

@@ -65,7 +65,7 @@ pub(super) fn run(seed: u64) -> Result<(), CliError> {
 }
 
 /// The trials in which the fault shows, and how it shows.
-fn catch(trials: &[(Trained, Named)], plant: Plant) -> Vec<(&str, String)> {
+fn catch(trials: &[(Vec<Trained>, Named)], plant: Plant) -> Vec<(&str, String)> {
     let wrap = |member: Member| match plant {
         Plant::Nothing => member,
         Plant::Comm(fault) => {

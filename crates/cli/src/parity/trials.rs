@@ -1,20 +1,25 @@
-//! What is tried: for every stage and precision, a grid over a small odd model, and drawn trials.
+//! What is tried: for every stage and precision, and for every stage and arrangement of ranks in
+//! process groups, a grid over a small odd model, and drawn trials.
 
 use std::fmt;
 
 use oxizero::{EngineOptions, Reduction};
-use oxizero_core::{Bucketing, Bytes, DType, Precision, Stage};
+use oxizero_core::{Bucketing, Bytes, DType, Mesh, Precision, Stage};
 use oxizero_sim::drawn::{self, Chosen};
-use oxizero_sim::odd::{ADAM, ADAMW, SGD, model_of};
+use oxizero_sim::layouts::{self, meshes};
+use oxizero_sim::odd::{self, ADAM, ADAMW, SGD};
 use oxizero_sim::trial::{Reads, Trial};
 
 use super::Width;
 
-/// The trials of one stage and precision.
+/// The trials of one stage, and of one arrangement of ranks or of one precision.
 #[derive(Debug)]
 pub(super) struct Row {
     pub(super) stage: Stage,
-    pub(super) precision: Precision,
+    /// The arrangement; `None` for data parallelism alone.
+    pub(super) mesh: Option<Mesh>,
+    /// The dtypes; `None` for all of them in turn.
+    pub(super) precision: Option<Precision>,
     pub(super) trials: Vec<Named>,
 }
 
@@ -24,15 +29,42 @@ pub(super) struct Named {
     pub(super) trial: Trial,
 }
 
+/// The worlds that are tried.
+#[derive(Debug)]
+pub(super) struct Worlds {
+    /// Ranks of data parallelism alone.
+    pub(super) data: Vec<usize>,
+    /// Ranks in groups.
+    groups: Vec<Mesh>,
+}
+
+impl Worlds {
+    /// Those of so many ranks; a choice if nobody says how many.
+    pub(super) fn of(ranks: Option<&[usize]>) -> Self {
+        let mut groups = meshes();
+        if let Some(ranks) = ranks {
+            groups.retain(|mesh| ranks.contains(&mesh.world_size().get()));
+        }
+        Self { data: ranks.unwrap_or(&[1, 2, 3, 4]).to_vec(), groups }
+    }
+}
+
 /// The rows of the table, in order.
-pub(super) fn rows(width: Width, ranks: &[usize], seed: u64) -> impl Iterator<Item = Row> {
-    let stages = Stage::ALL.into_iter();
-    let pairs = stages.flat_map(|stage| PRECISIONS.map(|dtypes| (stage, dtypes)));
-    let ranks = ranks.to_vec();
-    pairs.map(move |(stage, dtypes)| {
-        let precision = precision(dtypes);
-        Row { stage, precision, trials: trials(width, &ranks, seed, (stage, precision)) }
-    })
+pub(super) fn rows(width: Width, worlds: &Worlds, seed: u64) -> impl Iterator<Item = Row> {
+    let data = Stage::ALL.into_iter().flat_map(move |stage| {
+        PRECISIONS.map(|dtypes| {
+            let precision = precision(dtypes);
+            let trials = trials(width, &worlds.data, seed, (stage, precision));
+            Row { stage, mesh: None, precision: Some(precision), trials }
+        })
+    });
+    let groups = Stage::ALL.into_iter().flat_map(move |stage| {
+        worlds.groups.iter().map(move |mesh| {
+            let trials = group_trials(width, mesh, seed, stage);
+            Row { stage, mesh: Some(mesh.clone()), precision: None, trials }
+        })
+    });
+    data.chain(groups)
 }
 
 /// Of weights, of what travels, and of sums.
@@ -68,12 +100,39 @@ fn trials(
         for (turn, options) in grid(width, stage, precision).into_iter().enumerate() {
             let rule = [ADAMW, ADAM, SGD][turn % 3];
             let reads = [Reads::All, Reads::None][turn / 2 % 2];
-            let trial = Trial { ranks: *ranks, rule, reads, seed, ..model_of(options) };
+            let trial = Trial { ranks: *ranks, rule, reads, seed, ..odd::model_of(options) };
             all.push(Named::new(trial));
         }
         for turn in 0..drawn_count {
-            let chosen = Chosen { stage, precision, ranks: *ranks };
+            let chosen = Chosen { stage, precision, ranks: *ranks, mesh: None };
             all.push(Named::new(drawn::of(seed + turn, chosen)));
+        }
+    }
+    all
+}
+
+/// The precisions in turn, with two trials of each where there is a minute, and all of them else.
+fn group_trials(width: Width, mesh: &Mesh, seed: u64, stage: Stage) -> Vec<Named> {
+    let (drawn_count, grid_count) = match width {
+        Width::Quick => (1, 2),
+        Width::Full => (25, usize::MAX),
+    };
+    let mut all = Vec::new();
+    for (first, dtypes) in PRECISIONS.into_iter().enumerate() {
+        let precision = precision(dtypes);
+        let mut options = grid(width, stage, precision);
+        let count = options.len();
+        options.rotate_left(5 * first % count);
+        for (turn, options) in options.into_iter().enumerate().take(grid_count) {
+            let rule = [ADAMW, ADAM, SGD][(first + turn) % 3];
+            let reads = [Reads::All, Reads::None, Reads::SetBack][(first / 2 + turn) % 3];
+            let trial = Trial { rule, reads, seed, ..layouts::model_of(options, mesh) };
+            all.push(Named::new(trial));
+        }
+        for turn in 0..drawn_count {
+            let (ranks, mesh) = (mesh.world_size().get(), Some(mesh.clone()));
+            let chosen = Chosen { stage, precision, ranks, mesh };
+            all.push(Named::new(drawn::of(seed + turn + 100 * first as u64, chosen)));
         }
     }
     all
@@ -115,12 +174,14 @@ fn grid(width: Width, stage: Stage, precision: Precision) -> Vec<EngineOptions> 
 
 impl Named {
     pub(super) fn new(trial: Trial) -> Self {
-        let EngineOptions { accumulation, bucketing, reduction, clip_norm, align, .. } =
-            &trial.options;
+        let EngineOptions {
+            precision, accumulation, bucketing, reduction, clip_norm, align, ..
+        } = &trial.options;
+        let Precision { model, reduce, accumulate, .. } = precision;
         let clip = clip_norm.map_or("unclipped".into(), |norm| format!("clipped at {norm}"));
         let name = format!(
-            "{} ranks, windows of {accumulation}, {bucketing:?}, {reduction:?}, {clip}, align {}, \
-             {} parameters, {:?}, reads {:?}, seed {}",
+            "{} ranks, {model}, {reduce} and {accumulate}, windows of {accumulation}, \
+             {bucketing:?}, {reduction:?}, {clip}, align {}, {} parameters, {:?}, reads {:?}, seed {}",
             trial.ranks,
             align.0,
             trial.specs.len(),
@@ -140,8 +201,15 @@ impl fmt::Debug for Named {
 
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Precision { model, reduce, accumulate, .. } = self.precision;
-        let stage = u8::from(self.stage);
-        write!(f, "stage {stage}, {model} weights, {reduce} wire, {accumulate} sums")
+        write!(f, "stage {}", u8::from(self.stage))?;
+        if let Some(mesh) = &self.mesh {
+            write!(f, ", {}", layouts::name(mesh))?;
+        }
+        match self.precision {
+            Some(Precision { model, reduce, accumulate, .. }) => {
+                write!(f, ", {model} weights, {reduce} wire, {accumulate} sums")
+            }
+            None => Ok(()),
+        }
     }
 }

@@ -1,21 +1,26 @@
-//! The oracle: plain data-parallel training, one loop after another.
+//! The oracle: plain training over ranks, one loop after another.
 //!
-//! Every rank's gradients are there at once, nothing is sharded, and nothing is fast. Shares no
-//! code with the engine, its kernels, its collectives or its update rules, or it would share their
-//! faults: even the rounding to bf16 and f16 is its own (`rounding.rs`).
+//! Every rank's gradients are there at once, nothing is sharded, and nothing is fast. Where ranks
+//! hold different tensors of a parameter, each is trained apart. Shares no code with the engine,
+//! its kernels, its collectives or its update rules, or it would share their faults: even the
+//! rounding to bf16 and f16 (`rounding.rs`) and the places of ranks (`places.rs`) are its own.
 
 mod norm;
+mod places;
 mod rules;
 mod setup;
 
 pub use norm::Norm;
-pub use setup::{Adds, Average, MicroBatch, Param, Pass, Place, Rule, Scale, Setup};
+pub use places::{Instance, first_along, instances, whole};
+pub use setup::{
+    Adds, Average, Axis, Edits, Holds, MicroBatch, Param, Pass, Place, Rule, Scale, Setup,
+};
 
 use oxizero_core::DType;
 
 use crate::round;
 
-/// One parameter in training; every number as f32, rounded to its dtype.
+/// One tensor in training; every number as f32, rounded to its dtype.
 #[derive(Clone, Debug, PartialEq)]
 pub struct State {
     /// What forward reads.
@@ -33,19 +38,22 @@ pub struct State {
 /// What a step did.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
-    /// The gradients before clipping, by parameter; empty for a frozen one.
+    /// The gradients before clipping, by instance; empty for a frozen one.
     pub grads: Vec<Vec<f32>>,
-    /// The norm of all of them.
+    /// By parameter: the norm of the gradients of all its instances.
+    pub norms: Vec<f64>,
+    /// The norm of all that is applied.
     pub norm: f64,
     /// Whether the weights were updated.
     pub applied: bool,
 }
 
-/// Plain data-parallel training.
+/// Plain training.
 #[derive(Clone, Debug)]
 pub struct Oracle {
     setup: Setup,
     params: Vec<Param>,
+    instances: Vec<Instance>,
     states: Vec<State>,
     /// What losses are multiplied by now.
     scale: f32,
@@ -57,31 +65,37 @@ pub struct Oracle {
 /// contributions in their order. None at all means that the parameter was not used.
 pub type Backward<'a> = dyn FnMut(Place, &[f32]) -> Vec<Vec<f32>> + 'a;
 
-/// What one rank sends at once of one parameter: contributions from so many passes.
-#[derive(Default)]
-struct Sent {
-    passes: usize,
-    contributions: Vec<Vec<f32>>,
-}
+/// What a rank sends at once: these micro-batches and passes.
+type Turn = Vec<(usize, usize)>;
 
 impl Oracle {
     /// Training that has not begun.
     pub fn new(setup: Setup, params: Vec<Param>) -> Self {
-        let state = |param: &Param| State {
-            model: param.initial.iter().map(|weight| round(*weight, param.model)).collect(),
-            master: param.initial.clone(),
-            first: vec![0.0; param.initial.len()],
-            second: vec![0.0; param.initial.len()],
-            updates: 0,
-        };
-        let states = params.iter().map(state).collect();
+        let (mut instances, mut states) = (Vec::new(), Vec::new());
+        for (index, param) in params.iter().enumerate() {
+            let all = places::instances(&setup.axes, index, &param.holds);
+            assert_eq!(all.len(), param.initial.len(), "each instance has initial weights");
+            instances.extend(all);
+            states.extend(param.initial.iter().map(|initial| State {
+                model: initial.iter().map(|weight| round(*weight, param.model)).collect(),
+                master: initial.clone(),
+                first: vec![0.0; initial.len()],
+                second: vec![0.0; initial.len()],
+                updates: 0,
+            }));
+        }
         let scale = match setup.loss_scale {
             Scale::Fixed(scale) | Scale::Dynamic { initial: scale, .. } => scale,
         };
-        Self { setup, params, states, scale, good_steps: 0, overflows: 0 }
+        Self { setup, params, instances, states, scale, good_steps: 0, overflows: 0 }
     }
 
-    /// The parameters as they are now.
+    /// The tensors that are trained, parameter by parameter.
+    pub fn instances(&self) -> &[Instance] {
+        &self.instances
+    }
+
+    /// The instances as they are now.
     pub fn states(&self) -> &[State] {
         &self.states
     }
@@ -99,34 +113,49 @@ impl Oracle {
         backward: &mut Backward<'_>,
     ) -> Step {
         let divisor = (self.count(window) * f64::from(self.scale)) as f32;
+        let turns: Vec<_> = window.iter().map(|rank| self.turns(rank)).collect();
         let (mut grads, mut used) = (Vec::new(), Vec::new());
-        for index in 0..self.params.len() {
-            let trainable = self.params[index].trainable;
-            let window = if trainable { window } else { &[] };
-            let sent: Vec<_> =
-                window.iter().enumerate().map(|rank| self.sent(index, rank, backward)).collect();
-            used.push(sent.iter().flatten().any(|sent| !sent.contributions.is_empty()));
-            grads.push(self.reduced(index, &sent, divisor));
+        for index in 0..self.instances.len() {
+            let sent = self.sent(index, &turns, backward);
+            used.push(sent.iter().flatten().any(|contributions| !contributions.is_empty()));
+            grads.push(self.reduced(index, &sent, &turns, divisor));
         }
-        let norm = self.setup.norm.of(grads.iter().flatten());
-        let finite = grads.iter().flatten().all(|grad| grad.is_finite());
+        let norms = (0..self.params.len()).map(|param| self.norm_of(param, &grads)).collect();
+        let mut applied_grads = grads.clone();
+        if self.setup.edits == Edits::SetBack {
+            used.fill(true);
+            for (grad, instance) in applied_grads.iter_mut().zip(&self.instances) {
+                let dtype = self.params[instance.param].accumulate;
+                grad.iter_mut().for_each(|grad| *grad = round(*grad, dtype));
+            }
+        }
+        let norm = self.setup.norm.of(applied_grads.iter().flatten());
+        let finite = applied_grads.iter().flatten().all(|grad| grad.is_finite());
         let applied = finite || !self.setup.check_finite;
         if applied {
             let factor = match self.setup.clip_norm {
                 Some(max) if norm > max => (max / norm) as f32,
                 _ => 1.0,
             };
-            for index in (0..self.params.len()).filter(|index| used[*index]) {
-                let by = (self.setup.rule, &self.params[index]);
-                self.states[index].update(by, &grads[index], factor, lr_factor);
+            for (index, grad) in applied_grads.iter().enumerate() {
+                let param = &self.params[self.instances[index].param];
+                if param.trainable && self.is_used(index, &used) {
+                    let by = (self.setup.rule, param);
+                    self.states[index].update(by, grad, factor, lr_factor);
+                }
             }
         }
         self.adjust_scale(applied);
-        Step { grads, norm, applied }
+        Step { grads, norms, norm, applied }
     }
 
+    /// What the sum is divided by, but for the loss scale: ranks on the same micro-batches count
+    /// once.
     fn count(&self, window: &[Vec<MicroBatch>]) -> f64 {
-        let micro_batches = window.iter().flatten();
+        let axes = &self.setup.axes;
+        let counts = |rank: usize| first_along(axes, rank, |axis| axes[axis].same_batches) == rank;
+        let ranks = window.iter().enumerate().filter(|(rank, _)| counts(*rank));
+        let micro_batches = ranks.flat_map(|(_, rank)| rank);
         match self.setup.average {
             Average::Mean => micro_batches.count() as f64,
             Average::Sum => 1.0,
@@ -134,45 +163,63 @@ impl Oracle {
         }
     }
 
-    /// All that a rank sends of a parameter in its window, in order.
-    fn sent(
-        &self,
-        param: usize,
-        (rank, window): (usize, &Vec<MicroBatch>),
-        backward: &mut Backward<'_>,
-    ) -> Vec<Sent> {
-        let mut all = Vec::new();
-        let mut next = Sent::default();
+    /// What a rank sends together in its window, in order.
+    fn turns(&self, window: &[MicroBatch]) -> Vec<Turn> {
+        let (mut all, mut next) = (Vec::new(), Vec::new());
         for (micro, micro_batch) in window.iter().enumerate() {
             for (pass, kind) in micro_batch.passes.iter().enumerate() {
-                let place = Place { rank, micro, pass, param };
-                for mut contribution in backward(place, &self.states[param].model) {
-                    contribution.iter_mut().for_each(|value| *value *= self.scale);
-                    next.contributions.push(contribution);
-                }
-                next.passes += 1;
+                next.push((micro, pass));
                 if (self.setup.adds, kind) == (Adds::PassFirst, &Pass::Reduced) {
                     all.push(std::mem::take(&mut next));
                 }
             }
         }
-        if next.passes > 0 {
+        if !next.is_empty() {
             all.push(next);
         }
         all
     }
 
+    /// By rank whose gradients add up, and by turn: the contributions to an instance.
+    fn sent(
+        &self,
+        index: usize,
+        turns: &[Vec<Turn>],
+        backward: &mut Backward<'_>,
+    ) -> Vec<Vec<Vec<Vec<f32>>>> {
+        let Instance { param, adds, .. } = &self.instances[index];
+        let mut of_pass = |rank: usize, micro: usize, pass: usize| {
+            let mut all =
+                backward(Place { rank, micro, pass, param: *param }, &self.states[index].model);
+            all.iter_mut().flatten().for_each(|value| *value *= self.scale);
+            all
+        };
+        let mut of_turn = |rank: usize, turn: &Turn| {
+            turn.iter().flat_map(|(micro, pass)| of_pass(rank, *micro, *pass)).collect()
+        };
+        let mut of_rank =
+            |rank: &usize| turns[*rank].iter().map(|turn| of_turn(*rank, turn)).collect();
+        let adds = if self.params[*param].trainable { &adds[..] } else { &[] };
+        adds.iter().map(&mut of_rank).collect()
+    }
+
     /// The sum over ranks of what each `sent`, divided.
-    fn reduced(&self, index: usize, sent: &[Vec<Sent>], divisor: f32) -> Vec<f32> {
-        let param = &self.params[index];
-        let turns = sent.first().map_or(0, Vec::len);
+    fn reduced(
+        &self,
+        index: usize,
+        sent: &[Vec<Vec<Vec<f32>>>],
+        turns: &[Vec<Turn>],
+        divisor: f32,
+    ) -> Vec<f32> {
+        let param = &self.params[self.instances[index].param];
         let element = |element: usize| {
             let mut total = None;
-            for turn in 0..turns {
-                let passes = sent.iter().map(|rank| rank[turn].passes).max();
+            for turn in 0..sent.first().map_or(0, Vec::len) {
+                // The most of any rank, so that all parameters of a turn travel alike.
+                let passes = turns.iter().filter_map(|rank| rank.get(turn)).map(Vec::len).max();
                 let travels = if passes == Some(1) { param.reduce } else { param.accumulate };
-                let of_rank = |rank: &Vec<Sent>| {
-                    let values = rank[turn].contributions.iter().map(|values| values[element]);
+                let of_rank = |rank: &Vec<Vec<Vec<f32>>>| {
+                    let values = rank[turn].iter().map(|values| values[element]);
                     round(one_by_one(values, param.accumulate), travels)
                 };
                 let sum = tree(&sent.iter().map(of_rank).collect::<Vec<_>>());
@@ -181,7 +228,24 @@ impl Oracle {
             }
             total.unwrap_or(0.0) / divisor
         };
-        (0..if param.trainable { param.initial.len() } else { 0 }).map(element).collect()
+        let numel = self.states[index].master.len();
+        (0..if param.trainable { numel } else { 0 }).map(element).collect()
+    }
+
+    /// The norm of a parameter's gradients, of all its instances.
+    fn norm_of(&self, param: usize, grads: &[Vec<f32>]) -> f64 {
+        let all = self.instances.iter().zip(grads);
+        self.setup.norm.of(all.filter(|(one, _)| one.param == param).flat_map(|(_, grad)| grad))
+    }
+
+    /// Whether a rank used the tensor that the instance is a part of, by instance used or not.
+    fn is_used(&self, index: usize, used: &[bool]) -> bool {
+        let Instance { param, place, .. } = &self.instances[index];
+        let same_tensor = |other: &Instance| {
+            let mut along = other.place.iter().zip(place).zip(&self.params[*param].holds);
+            other.param == *param && along.all(|((a, b), holds)| *holds != Holds::Own || a == b)
+        };
+        self.instances.iter().zip(used).any(|(other, used)| *used && same_tensor(other))
     }
 
     /// As DeepSpeed's dynamic loss scaler.
@@ -231,7 +295,9 @@ mod tests {
 
     fn param(initial: &[f32], model: DType) -> Param {
         Param {
-            initial: initial.to_vec(),
+            initial: vec![initial.to_vec()],
+            shape: vec![initial.len()],
+            holds: vec![Holds::Sum],
             model,
             reduce: model,
             accumulate: F32,
@@ -241,8 +307,9 @@ mod tests {
         }
     }
 
-    fn setup() -> Setup {
+    fn setup(ranks: usize) -> Setup {
         Setup {
+            axes: vec![Axis { ranks, same_batches: false }],
             adds: Adds::RankFirst,
             average: Average::Mean,
             loss_scale: Scale::Fixed(1.0),
@@ -250,6 +317,7 @@ mod tests {
             norm: Norm::Power(2),
             clip_norm: None,
             rule: Rule::Sgd { momentum: 0.0 },
+            edits: Edits::Nothing,
         }
     }
 
@@ -262,7 +330,7 @@ mod tests {
     fn three_ranks_add_as_a_tree_and_average_truly() {
         assert_eq!(tree(&[1e8, 1.0, -1e8]), 0.0);
         assert_eq!(tree(&[1e8, -1e8, 1.0, 2.0]), 3.0);
-        let mut oracle = Oracle::new(setup(), vec![param(&[0.0], DType::Bf16)]);
+        let mut oracle = Oracle::new(setup(3), vec![param(&[0.0], DType::Bf16)]);
         let window = window(3, &[Pass::Reduced]);
         assert_eq!(oracle.step(1.0, &window, &mut |_, _| vec![vec![1.0]]).grads, [[1.0]]);
     }
@@ -270,7 +338,7 @@ mod tests {
     #[test]
     fn the_mean_is_over_ranks_and_micro_batches() {
         for adds in [Adds::RankFirst, Adds::PassFirst] {
-            let setup = Setup { adds, ..setup() };
+            let setup = Setup { adds, ..setup(2) };
             let mut oracle = Oracle::new(setup, vec![param(&[0.0], F32)]);
             let given = [[1.0, 3.0], [5.0, 7.0]];
             let window = window(2, &[Pass::Reduced; 2]);
@@ -290,7 +358,7 @@ mod tests {
             ([KeptBack, KeptBack], 2.0 * 1.003),
             ([Reduced, KeptBack], 2.0),
         ] {
-            let setup = Setup { adds: Adds::PassFirst, average: Average::Sum, ..setup() };
+            let setup = Setup { adds: Adds::PassFirst, average: Average::Sum, ..setup(1) };
             let mut oracle = Oracle::new(setup, vec![param(&[0.0], DType::Bf16)]);
             let step = oracle.step(1.0, &window(1, &passes), &mut |_, _| vec![vec![1.003]]);
             assert_eq!(step.grads, [[sum]], "{passes:?}");
@@ -302,7 +370,7 @@ mod tests {
     fn adamw_takes_a_first_step_of_the_learning_rate() {
         let rule = Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: 0.0 };
         let start = Param { lr: 0.25, weight_decay: 0.5, ..param(&[1.0, 1.0], F32) };
-        let mut oracle = Oracle::new(Setup { rule, ..setup() }, vec![start]);
+        let mut oracle = Oracle::new(Setup { rule, ..setup(1) }, vec![start]);
         oracle.step(1.0, &window(1, &[Pass::Reduced]), &mut |_, _| vec![vec![3.0, -5.0]]);
         for (weight, expected) in oracle.states()[0].master.iter().zip([0.625, 1.125]) {
             assert!((weight - expected).abs() < 1e-6, "{weight} {expected}"); // f32 rounding
@@ -311,7 +379,7 @@ mod tests {
 
     #[test]
     fn unused_parameters_stay_and_infinite_steps_are_skipped() {
-        let mut oracle = Oracle::new(setup(), vec![param(&[1.0], F32), param(&[1.0], F32)]);
+        let mut oracle = Oracle::new(setup(1), vec![param(&[1.0], F32), param(&[1.0], F32)]);
         let window = window(1, &[Pass::Reduced]);
         oracle.step(1.0, &window, &mut |at, _| match at.param {
             0 => vec![vec![1.0]],
@@ -320,6 +388,31 @@ mod tests {
         assert!(!oracle.step(1.0, &window, &mut |_, _| vec![vec![f32::INFINITY]]).applied);
         let weights: Vec<_> = oracle.states().iter().map(|s| (s.master[0], s.updates)).collect();
         assert_eq!(weights, [(0.0, 1), (1.0, 0)]);
+    }
+
+    /// Two ranks, of which each has an expert that it alone uses, and both the same norm weights: the
+    /// micro-batches of both count for all, and the copy counts once in the norm.
+    #[test]
+    fn experts_train_apart_and_copies_count_once() {
+        let expert = Param {
+            initial: vec![vec![0.0], vec![1.0]],
+            holds: vec![Holds::Own],
+            ..param(&[0.0], F32)
+        };
+        for (holds, sum) in [(Holds::Copy, 12.0), (Holds::Sum, 24.0)] {
+            let shared = Param { holds: vec![holds], ..param(&[0.0], F32) };
+            let mut oracle = Oracle::new(setup(2), vec![shared, expert.clone()]);
+            let window = window(2, &[Pass::Reduced]);
+            let step = oracle.step(1.0, &window, &mut |at, _| match (at.param, at.rank) {
+                (0, _) => vec![vec![12.0]],
+                (_, 0) => vec![],
+                _ => vec![vec![6.0]],
+            });
+            assert_eq!(step.grads, [[sum / 2.0], [0.0], [3.0]]);
+            assert_eq!(step.norms, [f64::from(sum) / 2.0, 3.0]);
+            let updates: Vec<_> = oracle.states().iter().map(|state| state.updates).collect();
+            assert_eq!(updates, [1, 0, 1]);
+        }
     }
 
     /// Hysteresis 2: the first overflow keeps the scale, the second halves it; two good steps
@@ -333,7 +426,7 @@ mod tests {
             hysteresis: 2,
             consecutive: false,
         };
-        let mut oracle = Oracle::new(Setup { loss_scale, ..setup() }, vec![param(&[1.0], F32)]);
+        let mut oracle = Oracle::new(Setup { loss_scale, ..setup(1) }, vec![param(&[1.0], F32)]);
         let window = window(1, &[Pass::Reduced]);
         let scales = [f32::NAN, f32::NAN, 1.0, 1.0, 1.0, f32::INFINITY].map(|grad| {
             oracle.step(1.0, &window, &mut |_, _| vec![vec![grad]]);

@@ -7,6 +7,8 @@ use super::Norm;
 /// What training is asked for.
 #[derive(Clone, Debug)]
 pub struct Setup {
+    /// How the ranks are arranged; the last axis counts fastest.
+    pub axes: Vec<Axis>,
     /// Where gradients add up first.
     pub adds: Adds,
     /// What the sum is divided by.
@@ -21,6 +23,39 @@ pub struct Setup {
     pub clip_norm: Option<f64>,
     /// The update rule.
     pub rule: Rule,
+    /// What is done to gradients before they are applied.
+    pub edits: Edits,
+}
+
+/// One axis along which ranks are arranged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Axis {
+    /// Ranks along it.
+    pub ranks: usize,
+    /// Whether they work on the same micro-batches, which then count once.
+    pub same_batches: bool,
+}
+
+/// What the ranks along one axis hold of a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holds {
+    /// The same weights; their gradients add up.
+    Sum,
+    /// The same weights and the same gradient, which counts once.
+    Copy,
+    /// Consecutive equal parts of one tensor, cut along this dimension.
+    Part(usize),
+    /// Tensors of their own.
+    Own,
+}
+
+/// What is done to gradients before they are applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Edits {
+    /// Nothing.
+    Nothing,
+    /// They are set to what they are: rounded to the accumulator's dtype, and all of them used.
+    SetBack,
 }
 
 /// Where gradients add up first.
@@ -126,8 +161,12 @@ pub enum Rule {
 /// One parameter at the start.
 #[derive(Clone, Debug)]
 pub struct Param {
-    /// The f32 weights.
-    pub initial: Vec<f32>,
+    /// The f32 weights of each tensor that is trained apart.
+    pub initial: Vec<Vec<f32>>,
+    /// The shape of one of them.
+    pub shape: Vec<usize>,
+    /// What the ranks along each axis hold of it.
+    pub holds: Vec<Holds>,
     /// The dtype of the model weights.
     pub model: DType,
     /// The dtype in which one micro-batch's gradient travels.

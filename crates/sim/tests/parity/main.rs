@@ -4,6 +4,7 @@
 //! to 1e-12, for they add in f64 in another order.
 
 mod drawn;
+mod groups;
 mod loss_scales;
 mod windows;
 
@@ -152,14 +153,11 @@ fn shared_weights_train_as_the_oracle() {
                 let trial = Trial { ranks, ..model_of(options) };
                 let expected = trial.oracle();
                 let ended = world::run_shared(ranks, |comm| trial.engine(comm).map(|(t, _)| t));
-                for trained in ended.expect("the ranks find each other") {
+                let ended = ended.expect("the ranks find each other");
+                for (trained, expected) in ended.into_iter().zip(&expected) {
                     let trained = trained.expect("nothing fails");
-                    assert_same(
-                        &trial,
-                        &trained,
-                        &expected,
-                        &format!("{stage:?} {model} of {ranks}"),
-                    );
+                    let context = format!("{stage:?} {model} of {ranks}");
+                    assert_same(&trial, &trained, expected, &context);
                 }
             }
         }
@@ -177,9 +175,9 @@ fn delays_change_nothing() {
             let delays = Some(Delays { seed, max: Duration::from_micros(200) });
             let plan = Plan { delays, death: None };
             let (ended, _) = world::run_watched(3, plan, |comm| trial.engine(comm).map(|(t, _)| t));
-            for trained in ended {
+            for (trained, expected) in ended.into_iter().zip(&expected) {
                 let trained = trained.expect("nothing fails");
-                assert_same(&trial, &trained, &expected, &format!("{stage:?}, seed {seed}"));
+                assert_same(&trial, &trained, expected, &format!("{stage:?}, seed {seed}"));
             }
         }
     }
@@ -187,7 +185,7 @@ fn delays_change_nothing() {
 
 fn assert_parity_in_every_bucketing(trial: &Trial) {
     let expected = trial.oracle();
-    assert!(expected.outcomes.iter().all(Option::is_some), "every step of the trial applies");
+    assert!(expected[0].outcomes.iter().all(Option::is_some), "every step of the trial applies");
     let by_bytes = [1, 40, 200, 1 << 20].map(|bytes| Bucketing::Bytes(Bytes(bytes)));
     for bucketing in by_bytes {
         let options = EngineOptions { bucketing, ..trial.options.clone() };
@@ -198,12 +196,12 @@ fn assert_parity_in_every_bucketing(trial: &Trial) {
 
 fn assert_parity(trial: &Trial) {
     let expected = trial.oracle();
-    assert!(expected.outcomes.iter().all(Option::is_some), "every step of the trial applies");
+    assert!(expected[0].outcomes.iter().all(Option::is_some), "every step of the trial applies");
     assert_trains_to(trial, &expected);
 }
 
-fn assert_trains_to(trial: &Trial, expected: &Trained) {
-    for (rank, trained) in trial.run().iter().enumerate() {
+fn assert_trains_to(trial: &Trial, expected: &[Trained]) {
+    for (rank, (trained, expected)) in trial.run().iter().zip(expected).enumerate() {
         let context = format!(
             "rank {rank} of {}, {:?}, seed {}, {:?}, {:?}",
             trial.ranks, trial.rule, trial.seed, trial.ends, trial.options
