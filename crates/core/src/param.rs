@@ -31,6 +31,9 @@ pub struct OptimGroup(pub usize);
 pub struct ParamSpec {
     /// The name in checkpoints and messages, unique in the model.
     pub name: String,
+    /// Other names under which the model uses the same parameter, such as a head's that is tied to
+    /// the embedding; unique too.
+    pub aliases: Vec<String>,
     /// The shape before ZeRO shards it; empty for a scalar. A size may be zero. Where the mesh
     /// splits the tensor, that of one part.
     pub shape: Vec<usize>,
@@ -58,6 +61,7 @@ impl ParamSpec {
     pub fn new(name: impl Into<String>, shape: &[usize], dtype: DType, unit: UnitId) -> Self {
         Self {
             name: name.into(),
+            aliases: Vec::new(),
             shape: shape.to_vec(),
             dtype,
             unit,
@@ -66,6 +70,11 @@ impl ParamSpec {
             contributions: 1,
             along: Vec::new(),
         }
+    }
+
+    /// Its name and the others that it has.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&self.name).chain(&self.aliases).map(String::as_str)
     }
 
     /// The elements of the shape.

@@ -81,7 +81,8 @@ impl Engine {
 
     /// Edits the gradients that this rank's optimizer reads, element by element: `edit` is given
     /// the parameter, which of its elements they are, and their values. A collective call, but no
-    /// gradient travels. Where every rank updates every element, all must edit alike.
+    /// gradient travels. Where several ranks update the same elements (in stage 0, and along axes of
+    /// the mesh that a parameter is replicated over), all of them must edit alike.
     pub fn map_grads(
         &mut self,
         mut edit: impl FnMut(ParamId, Range<usize>, ViewMut<'_>),

@@ -13,6 +13,7 @@ use crate::bucket::Bucket;
 use crate::gradient::Contribution;
 use crate::groups::Groups;
 use crate::ledger::Ledger;
+use crate::model_grads::param_named;
 use crate::options::{EngineOptions, OptimizerSetup};
 use crate::weights::{ParamWeights, UnitWeights};
 use crate::window::{MicroBatch, Window, WindowState};
@@ -137,6 +138,12 @@ impl Engine {
     /// The parameters, as they were given.
     pub fn params(&self) -> &[ParamSpec] {
         &self.specs
+    }
+
+    /// The parameter with this name, one of several if it is tied, or an error that names it.
+    pub fn param(&self, name: &str) -> Result<ParamId, EngineError> {
+        let has = |spec: &ParamSpec| spec.names().any(|known| known == name);
+        param_named(name, self.specs.iter().position(has))
     }
 
     /// The communicator of all ranks, for numbers of the caller's own such as the mean loss.

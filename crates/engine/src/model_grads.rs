@@ -46,7 +46,8 @@ pub struct ModelGrads {
 
 #[derive(Debug)]
 struct Named {
-    name: String,
+    /// All that it has.
+    names: Vec<String>,
     shape: Vec<usize>,
 }
 
@@ -57,7 +58,10 @@ impl ModelGrads {
         specs: &[ParamSpec],
         shape: impl Fn(&ParamSpec) -> Vec<usize>,
     ) -> Self {
-        let named = |spec: &ParamSpec| Named { name: spec.name.clone(), shape: shape(spec) };
+        let named = |spec: &ParamSpec| Named {
+            names: spec.names().map(String::from).collect(),
+            shape: shape(spec),
+        };
         let params = specs.iter().map(named).collect();
         Self { scope, params, flats: Vec::new(), places: vec![None; specs.len()] }
     }
@@ -86,13 +90,10 @@ impl ModelGrads {
         self.params.get(param.0).map(|param| param.shape.as_slice())
     }
 
-    /// The parameter with this name, or an error that names it.
+    /// The parameter with this name, one of several if it is tied, or an error that names it.
     pub fn param(&self, name: &str) -> Result<ParamId, EngineError> {
-        let index = self.params.iter().position(|known| known.name == name);
-        index.map(ParamId).ok_or_else(|| EngineError::Param {
-            param: name.into(),
-            problem: "the engine was never given it".into(),
-        })
+        let has = |known: &Named| known.names.iter().any(|known| known == name);
+        param_named(name, self.params.iter().position(has))
     }
 
     /// Every gradient, in the order of the parameters.
@@ -158,6 +159,14 @@ impl ModelGrads {
         let start = gathered + part.0 * own.len() + at.start - own.start;
         start..start + at.len()
     }
+}
+
+/// The parameter that was found under a name.
+pub(crate) fn param_named(name: &str, found: Option<usize>) -> Result<ParamId, EngineError> {
+    found.map(ParamId).ok_or_else(|| EngineError::Param {
+        param: name.into(),
+        problem: "the engine was never given it".into(),
+    })
 }
 
 /// Consecutive elements of a flat copy that are gathered from several ranks.

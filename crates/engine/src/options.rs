@@ -97,13 +97,14 @@ impl EngineOptions {
 /// What the sum of gradients over micro-batches and ranks is divided by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reduction {
-    /// By the micro-batches of the window, all ranks' together.
+    /// By the micro-batches of the window, all ranks' together; those that ranks of a mesh share
+    /// count once.
     #[default]
     Mean,
     /// By nothing.
     Sum,
     /// By the weights that ranks state with [`Engine::weigh`](crate::Engine::weigh), such as
-    /// numbers of tokens, all micro-batches' and ranks' together.
+    /// numbers of tokens, all micro-batches' and ranks' together, shared ones once.
     Weighted,
 }
 

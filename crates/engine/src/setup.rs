@@ -33,8 +33,8 @@ pub(crate) fn check(
     for spec in specs {
         let refuse =
             |problem: String| Err(EngineError::Param { param: spec.name.clone(), problem });
-        if !names.insert(&spec.name) {
-            return refuse("two parameters have this name; names must be unique".into());
+        if let Some(name) = spec.names().find(|name| !names.insert(*name)) {
+            return refuse(format!("the name `{name}` is taken already; names must be unique"));
         }
         if spec.group.0 >= optimizer.groups.len() {
             let (group, count) = (spec.group.0, optimizer.groups.len());
