@@ -10,6 +10,7 @@ use oxizero_core::{Config, Stage};
 use crate::bench::BenchArguments;
 use crate::data::read_file;
 use crate::error::CliError;
+use crate::experiment::ExperimentArguments;
 use crate::parity::ParityArguments;
 
 const EXIT_CODES: &str = "\
@@ -35,6 +36,8 @@ pub(crate) enum Command {
     Bench(BenchArguments),
     /// Train as the engine does and as a plain loop does, and show that the numbers are the same.
     Parity(ParityArguments),
+    /// Train small models to answer a question, and write a page with tables and a chart.
+    Experiment(ExperimentArguments),
 }
 
 /// `oxizero train`.

@@ -6,6 +6,7 @@ mod args;
 mod bench;
 mod data;
 mod error;
+mod experiment;
 mod job;
 mod launch;
 mod parity;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         Command::Train(arguments) => train(&arguments),
         Command::Plan(overrides) => overrides.config().and_then(|config| plan::show(&config)),
         Command::Parity(arguments) => parity::run(&arguments),
+        Command::Experiment(arguments) => experiment::run(&arguments),
         Command::Bench(arguments) => arguments.job().and_then(|job| launch::run(Work::Bench(job))),
     };
     match done {

@@ -61,7 +61,7 @@ pub(crate) struct Step {
 }
 
 /// One evaluation.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Evaluation {
     /// Steps taken before.
     pub(crate) step: usize,

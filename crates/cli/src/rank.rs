@@ -7,7 +7,7 @@ use oxizero::{EngineError, SkipReason, StepOutcome};
 use oxizero_burn::BurnError;
 use oxizero_comm::{CommError, Communicator};
 use oxizero_core::Rank;
-use oxizero_core::config::Launch;
+use oxizero_core::config::{Launch, TrainConfig};
 
 use crate::data::bigram_entropy;
 use crate::job::Job;
@@ -72,42 +72,84 @@ pub(crate) fn run(job: &Job, comm: Box<dyn Communicator>) -> Result<(), RankErro
     let mut trainer = Trainer::new(job, comm)?;
     let entropy = bigram_entropy(&job.corpus.validation);
     output.show(|| start(job, &trainer, entropy))?;
-    let evaluate = |trainer: &mut Trainer<'_>, output: &mut Output, step| {
-        let bits_per_byte = trainer.evaluate()?;
-        let evaluation = Evaluation { step, bits_per_byte, bigram_entropy: entropy };
-        output.show(|| Event::Evaluation(evaluation))?;
-        Ok::<_, RankError>(bits_per_byte)
-    };
-    let train = &job.config.train;
-    let before = evaluate(&mut trainer, &mut output, 0)?;
-    let (mut training, mut skipped) = (Duration::ZERO, 0);
-    for step in 0..train.steps {
-        let begin = Instant::now();
-        let stepped = trainer.step(step)?;
-        let seconds = begin.elapsed();
-        training += seconds;
-        let is_skipped = matches!(stepped.outcome, StepOutcome::Skipped { .. });
-        skipped = if is_skipped { skipped + 1 } else { 0 };
-        output.show(|| Event::Step(step_event(job, step, stepped, seconds)))?;
-        let is_due = train.eval_every > 0 && (step + 1).is_multiple_of(train.eval_every);
-        if is_due && step + 1 < train.steps {
-            evaluate(&mut trainer, &mut output, step + 1)?;
-        }
-    }
-    let after = evaluate(&mut trainer, &mut output, train.steps)?;
+    let trained = train(job, &mut trainer, entropy, &mut |event| output.show(|| event))?;
     let mut sample = None;
-    if after.is_finite() {
+    if trained.after().bits_per_byte.is_finite() {
         let weights = trainer.weights()?;
         sample = Some(trainer.sample()?);
         if output.is_shown() {
             save_model(&job.folder, &weights)?;
         }
     }
-    let problem = problem(after, skipped, train.steps);
-    let fruitless = problem.clone().map(RankError::Fruitless);
-    let learned = Learned { before, after, entropy, training, problem, sample };
-    output.show(|| Event::End(Box::new(report(job, &trainer, learned))))?;
-    fruitless.map_or(Ok(()), Err)
+    let problem = trained.problem.clone();
+    output.show(|| Event::End(Box::new(report(job, &trainer, trained, sample))))?;
+    problem.map_or(Ok(()), |problem| Err(RankError::Fruitless(problem)))
+}
+
+/// What training came to.
+#[derive(Debug)]
+pub(crate) struct Trained {
+    /// In order: before training, as often as was asked for, and after it.
+    pub(crate) evaluations: Vec<Evaluation>,
+    /// Why training is a failure though it came to its end: the same on all ranks.
+    pub(crate) problem: Option<String>,
+    /// Without evaluations.
+    training: Duration,
+}
+
+impl Trained {
+    /// Before training.
+    fn before(&self) -> Evaluation {
+        *self.evaluations.first().expect("training begins with one")
+    }
+
+    /// After training.
+    fn after(&self) -> Evaluation {
+        *self.evaluations.last().expect("training ends with one")
+    }
+}
+
+/// Where a rank's events go.
+type Show<'a> = dyn FnMut(Event) -> Result<(), RankError> + 'a;
+
+/// Takes all steps of `job`, with evaluations before, between and after them; hands each to `show`
+/// as it ends, on every rank.
+pub(crate) fn train(
+    job: &Job,
+    trainer: &mut Trainer<'_>,
+    bigram_entropy: f64,
+    show: &mut Show<'_>,
+) -> Result<Trained, RankError> {
+    let TrainConfig { steps, eval_every, .. } = job.config.train;
+    let is_due = |step: usize| step == steps || eval_every > 0 && step.is_multiple_of(eval_every);
+    let mut evaluations = vec![evaluate(trainer, 0, bigram_entropy, show)?];
+    let (mut training, mut skipped) = (Duration::ZERO, 0);
+    for step in 0..steps {
+        let begin = Instant::now();
+        let stepped = trainer.step(step)?;
+        let seconds = begin.elapsed();
+        training += seconds;
+        let is_skipped = matches!(stepped.outcome, StepOutcome::Skipped { .. });
+        skipped = if is_skipped { skipped + 1 } else { 0 };
+        show(Event::Step(step_event(job, step, stepped, seconds)))?;
+        if is_due(step + 1) {
+            evaluations.push(evaluate(trainer, step + 1, bigram_entropy, show)?);
+        }
+    }
+    let mut trained = Trained { evaluations, problem: None, training };
+    trained.problem = problem(trained.after().bits_per_byte, skipped, steps);
+    Ok(trained)
+}
+
+fn evaluate(
+    trainer: &mut Trainer<'_>,
+    step: usize,
+    bigram_entropy: f64,
+    show: &mut Show<'_>,
+) -> Result<Evaluation, RankError> {
+    let evaluation = Evaluation { step, bits_per_byte: trainer.evaluate()?, bigram_entropy };
+    show(Event::Evaluation(evaluation))?;
+    Ok(evaluation)
 }
 
 /// So many steps that were skipped at the end of a run are not chance.
@@ -221,20 +263,11 @@ fn step_event(job: &Job, step: usize, stepped: Stepped, took: Duration) -> Step 
     }
 }
 
-/// What training came to.
-struct Learned {
-    before: f64,
-    after: f64,
-    entropy: f64,
-    training: Duration,
-    problem: Option<String>,
-    sample: Option<String>,
-}
-
-fn report(job: &Job, trainer: &Trainer<'_>, learned: Learned) -> Report {
+fn report(job: &Job, trainer: &Trainer<'_>, trained: Trained, sample: Option<String>) -> Report {
     let (config, engine) = (&job.config, trainer.engine());
-    let (traffic, seconds) = (engine.step_traffic(), learned.training.as_secs_f64());
+    let (traffic, seconds) = (engine.step_traffic(), trained.training.as_secs_f64());
     let tokens = config.tokens_per_step() * config.train.steps;
+    let (before, after) = (trained.before(), trained.after());
     let held = Held { roles: engine.peak_memory(), total: engine.peak_memory_total() };
     Report {
         stage: config.zero.stage.into(),
@@ -246,11 +279,11 @@ fn report(job: &Job, trainer: &Trainer<'_>, learned: Learned) -> Report {
         training_seconds: seconds,
         collectives_per_step: traffic.collectives,
         bytes_per_step: traffic.bytes.0,
-        bits_per_byte_before: learned.before,
-        bits_per_byte_after: learned.after,
-        bigram_entropy: learned.entropy,
-        problem: learned.problem,
-        sample: learned.sample,
+        bits_per_byte_before: before.bits_per_byte,
+        bits_per_byte_after: after.bits_per_byte,
+        bigram_entropy: after.bigram_entropy,
+        problem: trained.problem,
+        sample,
         folder: job.folder.display().to_string(),
     }
 }

@@ -4,11 +4,12 @@
 //! same order.
 
 use oxizero::chain::{Chain, Recompute};
-use oxizero::{Engine, Sampler, StepOutcome};
+use oxizero::{Engine, Sampler, Scope, StepOutcome};
 use oxizero_burn::llama::{Sampling, Tokens, generate, init_param};
 use oxizero_burn::{Block, cpu, scalar};
 use oxizero_comm::Communicator;
 use oxizero_core::{MemoryPlan, Numel, ParamId, Random, Rank};
+use oxizero_device::{View, ViewMut, kernels};
 
 use crate::data::{Batches, bits_per_byte, evaluation_batches};
 use crate::job::Job;
@@ -117,20 +118,55 @@ impl<'a> Trainer<'a> {
     pub(crate) fn step(&mut self, step: usize) -> Result<Stepped, RankError> {
         let accumulation = self.sampler.accumulation;
         let lr = self.engine.lr(0).expect("there is a group of matrices");
-        let (rank, seed) = (self.engine.communicator().rank(), self.batches.seed);
         let (mut loss, mut outcome) = (0.0, StepOutcome::Accumulated { n: 0, of: accumulation });
         for micro_batch in 0..accumulation {
-            let index = self.sampler.global_micro_batch(step, rank, micro_batch);
-            let tokens = Tokens::of_bytes(&self.batches.draw(index), &cpu());
-            let dropout = Random::for_path(seed, &[DROPOUT, index]).next_u64();
-            let value = self.chain.train(&mut self.engine, &tokens, self.recompute, dropout)?;
-            loss += f64::from(scalar(value));
+            loss += self.run_micro_batch(step, micro_batch)?;
             outcome = self.engine.step()?;
         }
         let ranks = self.exchange(&[loss])?;
         let micro_batches = ranks.len() * accumulation;
         let loss = ranks.iter().flatten().sum::<f64>() / micro_batches as f64;
         Ok(Stepped { loss, lr, outcome })
+    }
+
+    /// The whole gradients that optimizer step `step` would apply, before clipping, by parameter.
+    /// The step is not taken, and no other can be after it.
+    pub(crate) fn grads(mut self, step: usize) -> Result<Vec<Vec<f32>>, RankError> {
+        for micro_batch in 0..self.sampler.accumulation {
+            if micro_batch > 0 {
+                self.engine.step()?;
+            }
+            self.run_micro_batch(step, micro_batch)?;
+        }
+        Ok(self.engine.full_grads(Scope::Global)?.iter().map(|(_, grad)| widened(grad)).collect())
+    }
+
+    /// The f32 master weights, by parameter.
+    pub(crate) fn masters(&mut self) -> Result<Vec<Vec<f32>>, RankError> {
+        let mut masters = Vec::new();
+        for param in (0..self.engine.params().len()).map(ParamId) {
+            let master = self.engine.full_param(param)?;
+            masters.extend(master.map(|master| widened(master.view())));
+        }
+        Ok(masters)
+    }
+
+    /// Replaces the master weights of every parameter, and with them the model weights.
+    pub(crate) fn set_masters(&mut self, masters: &[Vec<f32>]) -> Result<(), RankError> {
+        for (param, master) in masters.iter().enumerate() {
+            self.engine.set_full_param(ParamId(param), View::F32(master))?;
+        }
+        Ok(())
+    }
+
+    /// Runs one of this rank's micro-batches forward and backward; returns its loss.
+    fn run_micro_batch(&mut self, step: usize, micro_batch: usize) -> Result<f64, RankError> {
+        let rank = self.engine.communicator().rank();
+        let index = self.sampler.global_micro_batch(step, rank, micro_batch);
+        let tokens = Tokens::of_bytes(&self.batches.draw(index), &cpu());
+        let dropout = Random::for_path(self.batches.seed, &[DROPOUT, index]).next_u64();
+        let loss = self.chain.train(&mut self.engine, &tokens, self.recompute, dropout)?;
+        Ok(f64::from(scalar(loss)))
     }
 
     /// Bits per byte of the evaluation's share of the validation text, the same whatever the
@@ -203,4 +239,10 @@ impl<'a> Trainer<'a> {
             |bytes: &[u8]| f64::from_le_bytes(bytes.try_into().expect("a chunk of eight bytes"));
         Ok(all.iter().map(|bytes| bytes.chunks_exact(8).map(number).collect()).collect())
     }
+}
+
+fn widened(values: View<'_>) -> Vec<f32> {
+    let mut widened = vec![0.0; values.numel().0];
+    kernels::cast(values, ViewMut::F32(&mut widened));
+    widened
 }

@@ -5,11 +5,11 @@ mod processes;
 mod threads;
 mod work;
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
+use oxizero_comm::Communicator;
 use oxizero_core::config::{Launch, RunConfig};
 use signal_hook::consts::SIGINT;
 use signal_hook::flag::{register, register_conditional_shutdown};
@@ -19,25 +19,41 @@ pub(crate) use processes::{Seat, run_seat};
 pub(crate) use work::Work;
 
 use crate::error::{CliError, INTERRUPTED};
+use crate::rank::RankError;
 
 /// Between looks at whether ranks have ended.
 const POLL: Duration = Duration::from_millis(10);
 
 /// Does `work` on all its ranks, to the end, or until the user interrupts the command.
 pub(crate) fn run(work: Work) -> Result<(), CliError> {
-    let interrupt = interrupt().map_err(|error| CliError::Start(error.to_string()))?;
+    let interrupt = interrupt()?;
     match work.run().launch {
         Launch::Processes => processes::run(&work, &interrupt),
-        Launch::Threads => threads::run(work, &interrupt),
+        Launch::Threads => {
+            let run = work.run().clone();
+            threads::run(&run, &interrupt, move |comm| work.perform(comm)).map(drop)
+        }
     }
 }
 
+/// Calls `perform` on ranks that are threads of this process, whatever `run` has as their launch,
+/// and returns what it returned on rank 0.
+pub(crate) fn run_here<T: Send + 'static>(
+    run: &RunConfig,
+    interrupt: &AtomicBool,
+    perform: impl Fn(Box<dyn Communicator>) -> Result<T, RankError> + Send + Sync + 'static,
+) -> Result<T, CliError> {
+    let returned = threads::run(run, interrupt, perform)?;
+    Ok(returned.into_iter().next().expect("there is a rank 0"))
+}
+
 /// Is set by Ctrl-C (SIGINT); a second one ends the command at once and without words.
-fn interrupt() -> io::Result<Arc<AtomicBool>> {
+pub(crate) fn interrupt() -> Result<Arc<AtomicBool>, CliError> {
     let interrupt = Arc::<AtomicBool>::default();
     let again = Arc::clone(&interrupt);
-    register_conditional_shutdown(SIGINT, INTERRUPTED.into(), again)?;
-    register(SIGINT, Arc::clone(&interrupt))?;
+    register_conditional_shutdown(SIGINT, INTERRUPTED.into(), again)
+        .and_then(|_| register(SIGINT, Arc::clone(&interrupt)))
+        .map_err(|error| CliError::Start(error.to_string()))?;
     Ok(interrupt)
 }
 

@@ -7,48 +7,60 @@ use std::time::Duration;
 
 use oxizero_comm::Communicator;
 use oxizero_comm::threads::group_with_deadline;
+use oxizero_core::config::RunConfig;
 use oxizero_core::{Rank, WorldSize};
 
 use super::failure::{Blame, Failure, first_cause};
-use super::{POLL, Work, interrupted, threads_per_rank};
+use super::{POLL, interrupted, threads_per_rank};
 use crate::error::CliError;
 use crate::rank::RankError;
 
-/// Runs every rank in a thread pool of its own, so that what it calculates runs there too. Ranks
-/// that are interrupted end with the process, which the caller must end.
-pub(super) fn run(work: Work, interrupt: &AtomicBool) -> Result<(), CliError> {
-    let work = Arc::new(work);
-    let run = work.run();
+/// Calls `perform` on every rank in a thread pool of its own, so that what it calculates runs there
+/// too. Returns what the ranks returned, in their order. Ranks that are interrupted end with the
+/// process, which the caller must end.
+pub(super) fn run<T: Send + 'static>(
+    run: &RunConfig,
+    interrupt: &AtomicBool,
+    perform: impl Fn(Box<dyn Communicator>) -> Result<T, RankError> + Send + Sync + 'static,
+) -> Result<Vec<T>, CliError> {
+    let perform = Arc::new(perform);
     let world_size = WorldSize::new(run.ranks).expect("validated work has ranks");
     let deadline = Duration::from_secs_f64(run.deadline_seconds);
     let threads = threads_per_rank(run);
     let start = |comm| {
-        let work = Arc::clone(&work);
-        thread::spawn(move || run_rank(&work, comm, threads))
+        let perform = Arc::clone(&perform);
+        thread::spawn(move || run_rank(&*perform, comm, threads))
     };
     let ranks: Vec<_> = group_with_deadline(world_size, deadline).into_iter().map(start).collect();
     while !ranks.iter().all(JoinHandle::is_finished) {
         interrupted(interrupt)?;
         thread::sleep(POLL);
     }
-    first_cause(world_size.ranks().zip(ranks).filter_map(join))
-}
-
-/// Runs one rank; returns how it failed, if it did.
-fn run_rank(work: &Work, comm: Box<dyn Communicator>, threads: usize) -> Option<Failure> {
-    let rank = comm.rank();
-    let pool = match rayon::ThreadPoolBuilder::new().num_threads(threads).build() {
-        Ok(pool) => pool,
-        Err(error) => {
-            let why = format!("cannot start {threads} threads: {error}");
-            return Some(Failure { rank, why, blame: Blame::Own });
+    let (mut returned, mut failures) = (Vec::new(), Vec::new());
+    for ended in world_size.ranks().zip(ranks).map(join) {
+        match ended {
+            Ok(value) => returned.push(value),
+            Err(failure) => failures.push(failure),
         }
-    };
-    let error: RankError = pool.install(|| work.perform(comm)).err()?;
-    Some(Failure::new(rank, error.blame(), &error))
+    }
+    first_cause(failures).map(|()| returned)
 }
 
-fn join((rank, thread): (Rank, JoinHandle<Option<Failure>>)) -> Option<Failure> {
+/// Runs one rank.
+fn run_rank<T: Send>(
+    perform: &(impl Fn(Box<dyn Communicator>) -> Result<T, RankError> + Sync),
+    comm: Box<dyn Communicator>,
+    threads: usize,
+) -> Result<T, Failure> {
+    let rank = comm.rank();
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|error| {
+        let why = format!("cannot start {threads} threads: {error}");
+        Failure { rank, why, blame: Blame::Own }
+    })?;
+    pool.install(|| perform(comm)).map_err(|error| Failure::new(rank, error.blame(), &error))
+}
+
+fn join<T>((rank, thread): (Rank, JoinHandle<Result<T, Failure>>)) -> Result<T, Failure> {
     let panicked = || Failure { rank, why: "panicked".into(), blame: Blame::Own };
-    thread.join().unwrap_or_else(|_| Some(panicked()))
+    thread.join().unwrap_or_else(|_| Err(panicked()))
 }
