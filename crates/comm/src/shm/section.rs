@@ -59,28 +59,42 @@ impl Section {
         Allocated {
             own: Bytes(self.own.load(Relaxed)),
             replicas: Bytes(self.replicas.load(Relaxed)),
+            resident: self.mapping.resident(),
         }
     }
 
-    /// A region of this rank's own, counted in [`allocated`](Self::allocated).
+    /// A region of this rank's own, zeroed.
     pub(super) fn alloc(self: &Arc<Self>, bytes: Bytes) -> Result<Region, CommError> {
-        let (mut region, is_zero) = self.own_region(bytes, bytes)?;
+        self.zeroed_region(bytes, Counted::Own)
+    }
+
+    /// A replica that no other rank holds, zeroed.
+    pub(super) fn own_replica(self: &Arc<Self>, bytes: Bytes) -> Result<Region, CommError> {
+        self.zeroed_region(bytes, Counted::Replica)
+    }
+
+    /// A region to pass other memory on through, not zeroed.
+    pub(super) fn staging(self: &Arc<Self>, bytes: Bytes) -> Result<Region, CommError> {
+        Ok(self.own_region(bytes, Counted::No)?.0)
+    }
+
+    fn zeroed_region(
+        self: &Arc<Self>,
+        bytes: Bytes,
+        counted: Counted,
+    ) -> Result<Region, CommError> {
+        let (mut region, is_zero) = self.own_region(bytes, counted)?;
         if !is_zero {
             region.bytes_mut().fill(0);
         }
         Ok(region)
     }
 
-    /// A region to pass other memory on through, not zeroed; not counted.
-    pub(super) fn staging(self: &Arc<Self>, bytes: Bytes) -> Result<Region, CommError> {
-        Ok(self.own_region(bytes, Bytes(0))?.0)
-    }
-
     /// A region, and whether it is zero.
     fn own_region(
         self: &Arc<Self>,
         bytes: Bytes,
-        counted: Bytes,
+        counted: Counted,
     ) -> Result<(Region, bool), CommError> {
         if bytes.0 == 0 {
             return Ok((Region::heap(bytes), true));
@@ -92,9 +106,11 @@ impl Section {
             None => self.take(&mut blocks, bytes)?,
         };
         drop(blocks);
-        self.own.fetch_add(counted.0, Relaxed);
+        if let Some(count) = self.count(counted) {
+            count.fetch_add(bytes.0, Relaxed);
+        }
         let start = self.mapping.address(range.start);
-        let block = OwnBlock { section: Arc::clone(self), range, counted };
+        let block = OwnBlock { section: Arc::clone(self), range, bytes, counted };
         // SAFETY: `block` keeps the mapping alive and the range out of the free list, which gave
         // it to nobody else; other ranks read of it only what is offered to them.
         let region = unsafe { Region::from_foreign(start, bytes, Box::new(block)) };
@@ -143,6 +159,14 @@ impl Section {
             let why = format!("{bytes} do not fit into what is left of this rank's addresses");
             CommError::System { operation: "allocate shared memory", why }
         })
+    }
+
+    fn count(&self, counted: Counted) -> Option<&AtomicUsize> {
+        match counted {
+            Counted::Own => Some(&self.own),
+            Counted::Replica => Some(&self.replicas),
+            Counted::No => None,
+        }
     }
 
     fn blocks(&self) -> MutexGuard<'_, Blocks> {
@@ -209,13 +233,24 @@ impl Reservation {
 struct OwnBlock {
     section: Arc<Section>,
     range: Range<usize>,
-    counted: Bytes,
+    bytes: Bytes,
+    counted: Counted,
+}
+
+/// As what a block of this rank's own counts in [`Section::allocated`].
+#[derive(Clone, Copy)]
+enum Counted {
+    Own,
+    Replica,
+    No,
 }
 
 impl Drop for OwnBlock {
     fn drop(&mut self) {
         let section = &self.section;
-        section.own.fetch_sub(self.counted.0, Relaxed);
+        if let Some(count) = section.count(self.counted) {
+            count.fetch_sub(self.bytes.0, Relaxed);
+        }
         let mut dropped = Some(self.range.clone());
         if (WHOLE_PAGES_FROM..=KEPT_BYTES_MAX).contains(&self.range.len()) {
             dropped = section.keep(self.range.clone());
@@ -279,6 +314,7 @@ mod tests {
             assert!(offers.bytes(Rank(rank), 0..bytes.0).iter().all(|byte| *byte == 7));
             assert_ne!(place(&new), start);
         }
-        assert_eq!(section.allocated(), Allocated { own: bytes, replicas: Bytes(0) });
+        let allocated = section.allocated();
+        assert_eq!((allocated.own, allocated.replicas), (bytes, Bytes(0)));
     }
 }
