@@ -8,4 +8,4 @@ pub mod kernels;
 mod region;
 
 pub use buffer::{Buffer, View, ViewMut};
-pub use region::{REGION_ALIGN, Region};
+pub use region::{Loan, REGION_ALIGN, Region};

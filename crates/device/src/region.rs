@@ -8,6 +8,7 @@ use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use oxizero_core::Bytes;
 
@@ -25,6 +26,31 @@ enum Owner {
     Heap,
     /// Keeps foreign memory alive, and takes it back when dropped.
     Foreign(#[expect(dead_code, reason = "held for its drop")] Box<dyn Any + Send + Sync>),
+    /// The memory is another region's, which loans keep alive too.
+    Lent(Arc<Region>),
+}
+
+/// Keeps a region's memory where it is, also after the region itself is gone: what a foreign
+/// framework holds while its tensors lie there. It gives the address and no access: whoever reads
+/// or writes there promises not to do so while the region's owner does.
+#[derive(Clone, Debug)]
+pub struct Loan(Arc<Region>);
+
+impl Loan {
+    /// Where the memory starts.
+    pub fn start(&self) -> NonNull<u8> {
+        self.0.start
+    }
+
+    /// The memory's size.
+    pub fn len(&self) -> Bytes {
+        self.0.len()
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
 }
 
 // SAFETY: a region owns its bytes as a Vec<u8> does; `from_foreign`'s caller promises the same of
@@ -65,6 +91,18 @@ impl Region {
     ) -> Self {
         assert!(start.addr().get().is_multiple_of(REGION_ALIGN), "a region at {start:p}");
         Self { start, len: bytes.0, owner: Owner::Foreign(owner) }
+    }
+
+    /// Keeps the memory where it is for as long as the loan, or a clone of it, lives.
+    pub fn lend(&mut self) -> Loan {
+        if let Owner::Lent(memory) = &self.owner {
+            return Loan(Arc::clone(memory));
+        }
+        let (start, len) = (self.start, self.len);
+        let empty = Self { start: dangling(), len: 0, owner: Owner::Heap };
+        let memory = Arc::new(std::mem::replace(self, empty));
+        *self = Self { start, len, owner: Owner::Lent(Arc::clone(&memory)) };
+        Loan(memory)
     }
 
     /// The region's size.
@@ -117,7 +155,11 @@ impl Drop for Region {
 
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let owner = if matches!(self.owner, Owner::Heap) { "heap" } else { "foreign" };
+        let owner = match self.owner {
+            Owner::Heap => "heap",
+            Owner::Foreign(_) => "foreign",
+            Owner::Lent(_) => "lent",
+        };
         write!(f, "Region({owner}, {})", self.len())
     }
 }
@@ -148,13 +190,30 @@ mod tests {
 
     #[test]
     fn a_foreign_owner_is_dropped_with_its_region() {
-        let owner = std::sync::Arc::new(());
+        let owner = Arc::new(());
         let mut memory = Region::heap(Bytes(128));
         let start = NonNull::new(memory.bytes_mut().as_mut_ptr()).unwrap();
         // SAFETY: `memory` outlives `region`, and is not used meanwhile.
         let region = unsafe { Region::from_foreign(start, Bytes(64), Box::new(owner.clone())) };
         assert_eq!(region.bytes().len(), 64);
         drop(region);
-        assert_eq!(std::sync::Arc::strong_count(&owner), 1);
+        assert_eq!(Arc::strong_count(&owner), 1);
+    }
+
+    #[test]
+    fn lent_memory_stays_where_it_is_until_the_last_loan_ends() {
+        let owner = Arc::new(());
+        let mut memory = Region::heap(Bytes(128));
+        let start = NonNull::new(memory.bytes_mut().as_mut_ptr()).unwrap();
+        // SAFETY: `memory` outlives `region`, and is not used meanwhile.
+        let mut region = unsafe { Region::from_foreign(start, Bytes(64), Box::new(owner.clone())) };
+        region.bytes_mut().fill(3);
+        let (first, second) = (region.lend(), region.lend());
+        assert_eq!((first.start(), second.start(), region.start()), (start, start, start));
+        assert_eq!((first.len(), region.bytes()), (Bytes(64), [3; 64].as_slice()));
+        drop((region, first));
+        assert_eq!(Arc::strong_count(&owner), 2);
+        drop(second);
+        assert_eq!(Arc::strong_count(&owner), 1);
     }
 }

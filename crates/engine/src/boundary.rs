@@ -1,9 +1,8 @@
 //! The end of a window: gradients are reduced, judged by all ranks, and applied or forgotten.
 
-use oxizero_core::{Action, Event, ParamId};
-use oxizero_optim::Hyper;
+use oxizero_core::{Action, BucketId, Event, ParamId};
 
-use crate::bucket::{Bucket, UpdateCall};
+use crate::bucket::Bucket;
 use crate::engine::Seen;
 use crate::step::{Reduced, Report, SkipReason, StepOutcome, Unscaled, Verdict};
 use crate::window::{Collected, MicroBatch, Window, WindowState};
@@ -122,6 +121,7 @@ impl Engine {
             norm_part,
             non_finite: non_finite.filter(|_| self.options.check_finite),
             refuses: !self.buckets.iter_mut().all(Bucket::is_exclusive),
+            hyper: self.hyper.fingerprint(),
         }
     }
 
@@ -151,16 +151,12 @@ impl Engine {
     }
 
     fn update(&mut self, unscaled: &Unscaled) -> Result<(), EngineError> {
-        let params = self.next_updates(unscaled.used());
+        self.count_updates(unscaled.used());
         let mut actions = Vec::new();
         self.schedule.on(Event::Apply, &mut actions);
         for action in actions {
             match action {
-                Action::Update(id) => {
-                    let rule = &*self.optimizer.rule;
-                    let call = UpdateCall { rule, unscaled, params: &params };
-                    self.buckets[id.0].update(&call);
-                }
+                Action::Update(id) => self.update_bucket(id, unscaled),
                 Action::Reshard(id) => self.on_bucket(id, |bucket, _| bucket.reshard())?,
                 Action::Publish(id) => self.on_bucket(id, |bucket, comm| bucket.publish(comm))?,
                 other => unreachable!("{other:?} is no part of an update"),
@@ -170,20 +166,21 @@ impl Engine {
         Ok(())
     }
 
-    /// Counts an update of each used parameter, and says with what it is made.
-    fn next_updates(&mut self, used: &[bool]) -> Vec<Option<(Hyper, u64)>> {
-        let factor = self.optimizer.schedule.factor(self.applied_steps);
-        let groups = &self.optimizer.groups;
-        let params = self.params.iter_mut().zip(&self.specs).zip(used);
-        let next = params.map(|((state, spec), used)| {
-            used.then(|| {
-                state.updates += 1;
-                let group = groups[spec.group.0];
-                let hyper = Hyper { lr: group.lr * factor, weight_decay: group.weight_decay };
-                (hyper, state.updates)
-            })
-        });
-        next.collect()
+    fn count_updates(&mut self, used: &[bool]) {
+        for (state, used) in self.params.iter_mut().zip(used) {
+            state.updates += u64::from(*used);
+        }
+    }
+
+    fn update_bucket(&mut self, id: BucketId, unscaled: &Unscaled) {
+        let (hyper, applied_steps) = (&self.hyper, self.applied_steps);
+        let (params, specs) = (&self.params, &self.specs);
+        let of = |param: ParamId| {
+            let used = unscaled.used()[param.0];
+            let updates = params[param.0].updates;
+            used.then(|| hyper.update(specs[param.0].group, updates, applied_steps))
+        };
+        self.buckets[id.0].update(unscaled, of);
     }
 
     fn end_window(&mut self) {

@@ -13,10 +13,11 @@ use oxizero_core::{
 };
 use oxizero_device::Buffer;
 use oxizero_device::kernels;
-use oxizero_optim::{Gradient as OptimGradient, Hyper, Optimizer, Weights};
+use oxizero_optim::{Gradient as OptimGradient, Weights};
 
 use crate::Norm;
 use crate::gradient::{Contribution, Gradient, alloc};
+use crate::hyper::ParamUpdate;
 use crate::step::Unscaled;
 
 pub(crate) use fields::{Field, overlap};
@@ -63,15 +64,6 @@ pub(crate) struct Setting<'a> {
     pub(crate) precision: Precision,
     pub(crate) state_count: usize,
     pub(crate) comm: &'a dyn Communicator,
-}
-
-/// What all buckets are updated with.
-pub(crate) struct UpdateCall<'a> {
-    pub(crate) rule: &'a dyn Optimizer,
-    pub(crate) unscaled: &'a Unscaled,
-    /// By parameter: hyper-parameters and the number of this update; `None` for one that no rank
-    /// used.
-    pub(crate) params: &'a [Option<(Hyper, u64)>],
 }
 
 impl Bucket {
@@ -225,12 +217,17 @@ impl Bucket {
         }
     }
 
-    /// Updates the owned master weights and the model weights that this rank writes.
+    /// Updates the owned master weights and the model weights that this rank writes, each parameter
+    /// as `update_of` it says: not at all for one that no rank used.
     ///
     /// # Panics
     ///
     /// If views of the weights are left; the step has checked that there are none.
-    pub(crate) fn update(&mut self, call: &UpdateCall<'_>) {
+    pub(crate) fn update<'a>(
+        &mut self,
+        unscaled: &Unscaled,
+        update_of: impl Fn(ParamId) -> Option<ParamUpdate<'a>>,
+    ) {
         let Some(trained) = &mut self.trained else { return };
         let (model, model_start) = fields::writable(&mut self.model, self.shard.start);
         let (owned, writes) = (&trained.owned, &self.writes);
@@ -241,9 +238,7 @@ impl Bucket {
         ];
         for (part, write) in parts.into_iter().filter(|(part, _)| !part.is_empty()) {
             for piece in self.spec.layout.pieces(part) {
-                let Some((hyper, step)) = call.params[self.spec.params[piece.slot].0] else {
-                    continue;
-                };
+                let Some(update) = update_of(self.spec.params[piece.slot]) else { continue };
                 let in_owned = offset(&piece.in_bucket, owned.start);
                 let in_model = offset(&piece.in_bucket, model_start);
                 let (master, model) = match &mut trained.master {
@@ -258,10 +253,11 @@ impl Bucket {
                 let values = trained.grad.view(piece.in_bucket, &self.shard);
                 let grad = OptimGradient {
                     values,
-                    divisor: call.unscaled.divisor(),
-                    factor: call.unscaled.factor(),
+                    divisor: unscaled.divisor(),
+                    factor: unscaled.factor(),
                 };
-                call.rule.update(hyper, step, grad, Weights { master, states: &mut states, model });
+                let weights = Weights { master, states: &mut states, model };
+                update.rule.update(update.hyper, update.step, grad, weights);
             }
         }
     }

@@ -12,6 +12,7 @@ use crate::boundary::Boundary;
 use crate::bucket::Bucket;
 use crate::gradient::Contribution;
 use crate::groups::Groups;
+use crate::hyper::HyperParams;
 use crate::ledger::Ledger;
 use crate::model_grads::param_named;
 use crate::options::{EngineOptions, OptimizerSetup};
@@ -31,7 +32,7 @@ use crate::{EngineError, setup};
 pub struct Engine {
     pub(crate) groups: Groups,
     pub(crate) options: EngineOptions,
-    pub(crate) optimizer: OptimizerSetup,
+    pub(crate) hyper: HyperParams,
     pub(crate) specs: Vec<ParamSpec>,
     pub(crate) order: Vec<UnitId>,
     pub(crate) units: Vec<Vec<ParamId>>,
@@ -116,7 +117,7 @@ impl Engine {
             missing: setup::expected(&specs, &buckets),
             groups,
             options,
-            optimizer,
+            hyper: HyperParams::new(optimizer),
             specs,
             order,
             buckets,
@@ -181,8 +182,7 @@ impl Engine {
 
     /// The learning rate of optimizer group `group` in the next step.
     pub fn lr(&self, group: usize) -> Option<f64> {
-        let factor = self.optimizer.schedule.factor(self.applied_steps);
-        self.optimizer.groups.get(group).map(|options| options.lr * factor)
+        self.hyper.lr(group, self.applied_steps)
     }
 
     /// What to multiply the losses of this window by before backward, and to say of its gradients.
@@ -339,7 +339,7 @@ impl Engine {
             stage: self.options.stage,
             precision: self.options.precision,
             accumulation: self.options.accumulation,
-            state_count: self.optimizer.rule.state_names().len(),
+            state_count: self.hyper.setup.rule.state_names().len(),
             shares_replicas: self.groups.world().shares_replicas(),
             buckets: &buckets,
             order: &self.order,

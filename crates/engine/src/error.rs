@@ -34,6 +34,15 @@ pub enum EngineError {
         /// The first rank that differs from rank 0.
         rank: Rank,
     },
+    /// The ranks are about to step with different hyper-parameters.
+    #[error(
+        "rank {rank} steps with other learning rates, weight decays or optimizer settings than \
+         rank 0; change them alike on every rank"
+    )]
+    HyperDiffers {
+        /// The first rank that differs from rank 0.
+        rank: Rank,
+    },
     /// An index that the engine was never given.
     #[error("no {what} {index}: the engine was given {count}")]
     Unknown {

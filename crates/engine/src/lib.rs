@@ -16,6 +16,7 @@ mod error;
 mod full_grads;
 mod gradient;
 mod groups;
+mod hyper;
 mod ledger;
 mod model_grads;
 mod norm;
@@ -42,8 +43,8 @@ pub use oxizero_core::{
     UnitId, WorldSize,
 };
 pub use oxizero_device::View as GradView;
-pub use oxizero_device::{Buffer, View, ViewMut};
+pub use oxizero_device::{Buffer, Loan, View, ViewMut};
 pub use oxizero_optim as optim;
 pub use sampler::Sampler;
 pub use step::{SkipReason, StepOutcome};
-pub use weights::{ParamWeights, UnitWeights};
+pub use weights::{ParamWeights, RestingWeights, UnitWeights};

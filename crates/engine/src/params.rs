@@ -139,7 +139,7 @@ impl Engine {
     }
 
     fn state_index(&self, name: &str) -> Result<usize, EngineError> {
-        let names = self.optimizer.rule.state_names();
+        let names = self.hyper.setup.rule.state_names();
         let index = names.iter().position(|known| *known == name);
         index.ok_or_else(|| EngineError::UnknownState { name: name.into(), kept: names.join(", ") })
     }

@@ -15,7 +15,7 @@ use crate::bucket::{Bucket, Setting};
 use crate::engine::{ParamState, Seen};
 use crate::gradient::alloc;
 use crate::groups::Groups;
-use crate::options::{EngineOptions, OptimizerSetup};
+use crate::options::{EngineOptions, GroupOptions, OptimizerSetup};
 
 /// More than any model's.
 const CONTRIBUTIONS_MAX: usize = 1 << 20;
@@ -65,11 +65,14 @@ pub(crate) fn check(
             return refuse(format!("its unit {} is not in the order of use", spec.unit));
         }
     }
-    for group in &optimizer.groups {
-        check_number("lr", group.lr)?;
-        check_number("weight_decay", group.weight_decay)?;
-    }
+    optimizer.groups.iter().try_for_each(check_group)?;
     Ok(())
+}
+
+/// Refuses hyper-parameters that no rule can use.
+pub(crate) fn check_group(group: &GroupOptions) -> Result<(), ConfigError> {
+    check_number("lr", group.lr)?;
+    check_number("weight_decay", group.weight_decay)
 }
 
 fn check_number(field: &str, value: f64) -> Result<(), ConfigError> {

@@ -128,6 +128,8 @@ pub(crate) struct Report {
     pub(crate) non_finite: Option<ParamId>,
     /// This rank cannot step, and returns its own error.
     pub(crate) refuses: bool,
+    /// Tells its hyper-parameters from others.
+    pub(crate) hyper: u64,
 }
 
 /// What all ranks know after they exchanged reports.
@@ -147,19 +149,23 @@ impl Report {
         if let Some((_, rank)) = ranked().find(|(report, _)| report.refuses) {
             return Err(EngineError::PeerRefused { rank });
         }
+        if let Some((_, rank)) = ranked().find(|(report, _)| report.hyper != reports[0].hyper) {
+            return Err(EngineError::HyperDiffers { rank });
+        }
         Ok(Verdict {
             norm: norm.of_parts(reports.iter().map(|report| report.norm_part)),
             non_finite: ranked().filter_map(|(report, at)| Some((report.non_finite?, at))).min(),
         })
     }
 
-    fn to_bytes(self) -> [u8; 24] {
+    fn to_bytes(self) -> [u8; 32] {
         let numbers = [
             self.norm_part.to_bits(),
             self.non_finite.map_or(u64::MAX, |param| param.0 as u64),
             u64::from(self.refuses),
+            self.hyper,
         ];
-        let mut bytes = [0; 24];
+        let mut bytes = [0; 32];
         for (bytes, number) in bytes.chunks_exact_mut(8).zip(numbers) {
             bytes.copy_from_slice(&number.to_le_bytes());
         }
@@ -176,6 +182,7 @@ impl Report {
             norm_part: f64::from_bits(number(0)),
             non_finite: (non_finite != u64::MAX).then_some(ParamId(non_finite as usize)),
             refuses: number(2) != 0,
+            hyper: number(3),
         }
     }
 }
@@ -187,7 +194,7 @@ mod tests {
     #[test]
     fn reports_survive_the_wire() {
         for (non_finite, refuses) in [(None, false), (Some(ParamId(7)), true)] {
-            let report = Report { norm_part: 0.1, non_finite, refuses };
+            let report = Report { norm_part: 0.1, non_finite, refuses, hyper: 1 << 63 };
             assert_eq!(Report::from_bytes(&report.to_bytes()), report);
         }
     }

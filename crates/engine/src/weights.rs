@@ -4,7 +4,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use oxizero_core::{DType, ParamId, UnitId};
-use oxizero_device::{Buffer, View};
+use oxizero_device::{Buffer, Loan, View};
+
+use crate::{Engine, EngineError};
 
 /// The full weights of one unit's parameters, in the order in which they were declared.
 ///
@@ -48,5 +50,65 @@ impl ParamWeights {
     /// The dtype of the weights.
     pub fn dtype(&self) -> DType {
         self.bucket.dtype()
+    }
+}
+
+/// The memory in which a parameter's model weights rest, for a framework whose tensors lie there.
+#[derive(Clone, Debug)]
+pub struct RestingWeights {
+    /// Keeps the memory of the parameter's bucket where it is.
+    pub memory: Loan,
+    /// The parameter's bytes in it; they start on a multiple of 64.
+    pub bytes: Range<usize>,
+    /// The dtype of the weights.
+    pub dtype: DType,
+    /// The parameter's shape.
+    pub shape: Vec<usize>,
+}
+
+impl Engine {
+    /// Lends the memory of a parameter's model weights, which stays where it is: steps write new
+    /// weights to the same place. The borrower reads and writes there only while no call of the
+    /// engine runs, and after writing says so with [`take_over_weights`](Self::take_over_weights).
+    ///
+    /// Refused where the weights rest sharded, and so nowhere whole, or in one memory of several
+    /// ranks, each of which would see what another writes.
+    pub fn lend_weights(&mut self, param: ParamId) -> Result<RestingWeights, EngineError> {
+        self.check_alive()?;
+        self.check_param(param)?;
+        let spec = &self.specs[param.0];
+        let refuse = |problem: &str| {
+            Err(EngineError::Param { param: spec.name.clone(), problem: problem.into() })
+        };
+        if self.groups.world().shares_replicas() {
+            return refuse(
+                "its weights lie in one memory of all ranks of the machine, and cannot be lent; \
+                 connect with private replicas",
+            );
+        }
+        let state = &self.params[param.0];
+        let bucket = &mut self.buckets[state.bucket.0];
+        if !bucket.is_exclusive() {
+            return Err(EngineError::WeightsInUse { param: spec.name.clone() });
+        }
+        let Some(memory) = bucket.lend_resting() else {
+            return refuse("its weights rest sharded, and so nowhere whole; use stage 0, 1 or 2");
+        };
+        let (dtype, elements) = (bucket.spec().dtype, bucket.spec().layout.slot(state.slot));
+        let bytes = elements.start * dtype.size()..elements.end * dtype.size();
+        Ok(RestingWeights { memory, bytes, dtype, shape: spec.shape.clone() })
+    }
+
+    /// The borrower of a parameter's weights has written to them: the master weights that this
+    /// rank's optimizer updates follow. No rank waits for another; those that own parts of the
+    /// parameter must have been written alike.
+    pub fn take_over_weights(&mut self, param: ParamId) -> Result<(), EngineError> {
+        self.check_alive()?;
+        self.check_param(param)?;
+        let state = &self.params[param.0];
+        let bucket = &mut self.buckets[state.bucket.0];
+        let elements = bucket.spec().layout.slot(state.slot);
+        bucket.take_over_weights(elements);
+        Ok(())
     }
 }

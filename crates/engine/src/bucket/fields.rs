@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use oxizero_comm::OwnShard;
 use oxizero_core::{DType, Numel};
-use oxizero_device::{Buffer, View, ViewMut, kernels};
+use oxizero_device::{Buffer, Loan, View, ViewMut, kernels};
 
 use super::{Bucket, Model, offset};
 
@@ -88,6 +88,32 @@ impl Bucket {
             (Field::State(index), _) => trained.states[index] = buffer,
             (Field::Master, Some(master)) => *master = buffer,
             (Field::Master, None) => {}
+        }
+    }
+
+    /// The memory of the whole model weights; `None` where they rest sharded.
+    ///
+    /// # Panics
+    ///
+    /// If views of the weights are left; the caller has checked that there are none.
+    pub(crate) fn lend_resting(&mut self) -> Option<Loan> {
+        match &mut self.model {
+            Model::Replicated(_) => Some(writable(&mut self.model, 0).0.region_mut().lend()),
+            Model::Sharded { .. } => None,
+        }
+    }
+
+    /// Makes the master weights of the elements `at`, as far as this rank owns them, those of the
+    /// model.
+    pub(crate) fn take_over_weights(&mut self, at: Range<usize>) {
+        let (Some(trained), Model::Replicated(Some(weights))) = (&mut self.trained, &self.model)
+        else {
+            return;
+        };
+        let owned = trained.owned.clone();
+        if let (Some(master), Some(range)) = (&mut trained.master, overlap(&at, &owned)) {
+            let target = master.range_mut(offset(&range, owned.start));
+            kernels::cast(weights.range(range), target);
         }
     }
 
