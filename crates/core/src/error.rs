@@ -22,6 +22,18 @@ pub enum ConfigError {
         /// The existing field with the most similar name, if one is similar.
         nearest: Option<String>,
     },
+    /// A field that exists elsewhere, or a value of it, that does not work here.
+    #[error("`{field} = {value}` is refused: {reason}; {instead}")]
+    Refused {
+        /// The field's full path.
+        field: String,
+        /// What was given.
+        value: String,
+        /// Why it does not work.
+        reason: String,
+        /// The nearest that works.
+        instead: String,
+    },
     /// Two fields that do not work together.
     #[error("`{first}` and `{second}` do not work together: {advice}")]
     Conflict {

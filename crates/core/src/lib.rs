@@ -6,6 +6,7 @@
 
 mod bucket;
 pub mod config;
+pub mod deepspeed;
 mod dtype;
 mod error;
 mod gradient_path;

@@ -1,0 +1,93 @@
+//! Features that a configuration may name only to switch them off, and why.
+
+const OTHER_TOOL: &str = "the engine does not do this; use a tool of its own for it";
+const NOT_HERE: &str = "the engine has no such feature";
+const STAGE_3: &str = "it tunes stage 3 and says nothing here";
+const EXACT: &str = "gradients and weights travel unquantized";
+
+/// At the top of the file.
+pub(super) const TOP: &[(&str, &str)] = &[
+    ("amp", "apex is not used; ask for bf16 or fp16"),
+    ("torch_autocast", "call torch.autocast around the model instead, or ask for bf16"),
+    ("sparse_gradients", "gradients are dense; build the embedding with sparse=False"),
+    ("zero_allow_untested_optimizer", "an optimizer that is not elementwise cannot be sharded"),
+    ("zero_force_ds_cpu_optimizer", "there is one optimizer for each rule, the engine's"),
+    (
+        "scheduler",
+        "pass a torch scheduler, or a function that makes one of an optimizer, as \
+                   lr_scheduler",
+    ),
+    ("activation_checkpointing", "call torch.utils.checkpoint in the model"),
+    ("wall_clock_breakdown", OTHER_TOOL),
+    ("memory_breakdown", OTHER_TOOL),
+    ("dump_state", OTHER_TOOL),
+    ("flops_profiler", OTHER_TOOL),
+    ("comms_logger", OTHER_TOOL),
+    ("tensorboard", OTHER_TOOL),
+    ("wandb", OTHER_TOOL),
+    ("csv_monitor", OTHER_TOOL),
+    ("comet", OTHER_TOOL),
+    ("autotuning", OTHER_TOOL),
+    ("elasticity", "the world has a fixed size"),
+    ("disable_allgather", "weights that rest replicated are gathered after each step"),
+    ("sparse_attention", NOT_HERE),
+    ("data_efficiency", NOT_HERE),
+    ("curriculum_learning", NOT_HERE),
+    ("compression_training", NOT_HERE),
+    ("quantize_training", EXACT),
+    ("weight_quantization", EXACT),
+    ("progressive_layer_drop", NOT_HERE),
+    ("eigenvalue", NOT_HERE),
+    ("pipeline", "pipeline parallelism is not available"),
+    ("tensor_parallel", NOT_HERE),
+    ("hybrid_engine", NOT_HERE),
+    ("nebula", NOT_HERE),
+    ("compile", "call torch.compile on parts of the model"),
+    ("aio", "nothing is offloaded to disk"),
+    ("checkpoint", NOT_HERE),
+    ("load_universal_checkpoint", NOT_HERE),
+    ("seq_parallel_communication_data_type", NOT_HERE),
+    ("use_data_before_expert_parallel_", NOT_HERE),
+];
+
+/// In `zero_optimization`.
+pub(super) const ZERO: &[(&str, &str)] = &[
+    ("offload_param", "offload is not available yet"),
+    ("offload_optimizer", "offload is not available yet"),
+    ("cpu_offload", "offload is not available yet"),
+    ("cpu_offload_param", "offload is not available yet"),
+    ("cpu_offload_use_pin_memory", "offload is not available yet"),
+    ("sub_group_size", STAGE_3),
+    ("stage3_prefetch_bucket_size", STAGE_3),
+    ("stage3_param_persistence_threshold", STAGE_3),
+    ("stage3_model_persistence_threshold", STAGE_3),
+    ("stage3_max_live_parameters", STAGE_3),
+    ("stage3_max_reuse_distance", STAGE_3),
+    ("stage3_module_granularity_threshold", STAGE_3),
+    ("stage3_gather_16bit_weights_on_model_save", STAGE_3),
+    ("stage3_gather_fp16_weights_on_model_save", STAGE_3),
+    ("stage3_use_all_reduce_for_fetch_params", STAGE_3),
+    ("use_all_reduce_for_fetch_params", STAGE_3),
+    ("memory_efficient_linear", STAGE_3),
+    ("allgather_sequential", STAGE_3),
+    ("leaf_module", STAGE_3),
+    ("round_robin_gradients", "buckets are reduced from last to first, on all ranks alike"),
+    ("legacy_stage1", "there is one stage 1"),
+    ("elastic_checkpoint", NOT_HERE),
+    ("pipeline_loading_checkpoint", NOT_HERE),
+    ("load_from_fp32_weights", NOT_HERE),
+    ("override_module_apply", NOT_HERE),
+    ("log_trace_cache_warnings", NOT_HERE),
+    ("zero_quantized_weights", EXACT),
+    ("zero_quantized_nontrainable_weights", EXACT),
+    ("zero_quantized_gradients", EXACT),
+    ("zeropp_loco_param", EXACT),
+    ("mics_shard_size", "all ranks are one group"),
+    ("mics_hierarchical_params_gather", "all ranks are one group"),
+];
+
+/// In `fp16`.
+pub(super) const FP16: &[(&str, &str)] = &[
+    ("auto_cast", "inputs keep their dtype; cast them in the model"),
+    ("fp16_master_weights_and_grads", "master weights are f32"),
+];

@@ -1,0 +1,190 @@
+//! One object of the file, from which fields are taken until none is left.
+
+use serde_json::{Map, Value};
+
+use crate::ConfigError;
+
+/// The largest count: numbers in JSON are exact up to it.
+const COUNT_MAX: f64 = (1_u64 << 53) as f64;
+
+/// Names this alike are likely the same, mistyped.
+const SIMILAR: f64 = 0.8;
+
+/// The fields of an object that have not been taken yet.
+pub(super) struct Section {
+    /// What stands before a field's name: `zero_optimization.`, or nothing.
+    prefix: String,
+    left: Map<String, Value>,
+    /// The names that were asked for.
+    known: Vec<&'static str>,
+}
+
+impl Section {
+    pub(super) fn new(prefix: &str, fields: Map<String, Value>) -> Self {
+        Self { prefix: prefix.into(), left: fields, known: Vec::new() }
+    }
+
+    /// The full name of a field.
+    pub(super) fn path(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+
+    /// A field's value; `None` if it is absent or null.
+    fn take(&mut self, name: &'static str, allowed: &str) -> Result<Option<Value>, ConfigError> {
+        self.known.push(name);
+        match self.left.remove(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(auto)) if auto == "auto" => Err(ConfigError::Refused {
+                field: self.path(name),
+                value: "\"auto\"".into(),
+                reason: "nobody fills it in".into(),
+                instead: format!("write {allowed}, or leave the field out"),
+            }),
+            given => Ok(given),
+        }
+    }
+
+    pub(super) fn value_error<T>(
+        &self,
+        name: &str,
+        value: &Value,
+        allowed: &str,
+    ) -> Result<T, ConfigError> {
+        let (field, allowed) = (self.path(name), allowed.to_owned());
+        Err(ConfigError::Value { field, value: shown(value), allowed })
+    }
+
+    pub(super) fn switch(&mut self, name: &'static str) -> Result<Option<bool>, ConfigError> {
+        const ALLOWED: &str = "true or false";
+        match self.take(name, ALLOWED)? {
+            None => Ok(None),
+            Some(Value::Bool(on)) => Ok(Some(on)),
+            Some(other) => self.value_error(name, &other, ALLOWED),
+        }
+    }
+
+    /// A finite number of 0 or more.
+    pub(super) fn number(&mut self, name: &'static str) -> Result<Option<f64>, ConfigError> {
+        const ALLOWED: &str = "a number, 0 or more";
+        let Some(value) = self.take(name, ALLOWED)? else { return Ok(None) };
+        match value.as_f64() {
+            Some(number) if number >= 0.0 && number.is_finite() => Ok(Some(number)),
+            _ => self.value_error(name, &value, ALLOWED),
+        }
+    }
+
+    /// A whole number of `min` or more; it may be written as 5e8.
+    pub(super) fn count(
+        &mut self,
+        name: &'static str,
+        min: usize,
+    ) -> Result<Option<usize>, ConfigError> {
+        let allowed = format!("a whole number, {min} or more");
+        let Some(value) = self.take(name, &allowed)? else { return Ok(None) };
+        match value.as_f64() {
+            Some(count) if count.fract() == 0.0 && (min as f64..=COUNT_MAX).contains(&count) => {
+                Ok(Some(count as usize))
+            }
+            _ => self.value_error(name, &value, &allowed),
+        }
+    }
+
+    /// One of these names, in any case.
+    pub(super) fn one_of<T: Copy>(
+        &mut self,
+        name: &'static str,
+        names: &[(&str, T)],
+    ) -> Result<Option<T>, ConfigError> {
+        let allowed = names.iter().map(|(name, _)| format!("\"{name}\"")).collect::<Vec<_>>();
+        let allowed = allowed.join(", ");
+        let Some(value) = self.take(name, &allowed)? else { return Ok(None) };
+        let given = value.as_str().unwrap_or_default();
+        match names.iter().find(|(known, _)| known.eq_ignore_ascii_case(given)) {
+            Some((_, meaning)) => Ok(Some(*meaning)),
+            None => self.value_error(name, &value, &allowed),
+        }
+    }
+
+    /// Two numbers.
+    pub(super) fn pair(&mut self, name: &'static str) -> Result<Option<[f64; 2]>, ConfigError> {
+        const ALLOWED: &str = "two numbers, such as [0.9, 0.999]";
+        let Some(value) = self.take(name, ALLOWED)? else { return Ok(None) };
+        let numbers: Option<Vec<f64>> =
+            value.as_array().and_then(|pair| pair.iter().map(Value::as_f64).collect());
+        match numbers.as_deref() {
+            Some([first, second]) => Ok(Some([*first, *second])),
+            _ => self.value_error(name, &value, ALLOWED),
+        }
+    }
+
+    /// The fields of an inner object; none if it is absent.
+    pub(super) fn section(&mut self, name: &'static str) -> Result<Option<Self>, ConfigError> {
+        const ALLOWED: &str = "an object of fields";
+        match self.take(name, ALLOWED)? {
+            None => Ok(None),
+            Some(Value::Object(fields)) => {
+                Ok(Some(Self::new(&format!("{}.", self.path(name)), fields)))
+            }
+            Some(other) => self.value_error(name, &other, ALLOWED),
+        }
+    }
+
+    /// A switch with one position that works.
+    pub(super) fn only(
+        &mut self,
+        name: &'static str,
+        works: bool,
+        reason: &str,
+    ) -> Result<(), ConfigError> {
+        match self.switch(name)? {
+            Some(on) if on != works => Err(ConfigError::Refused {
+                field: self.path(name),
+                value: on.to_string(),
+                reason: reason.into(),
+                instead: format!("write {works}, or leave the field out"),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Features that may only be off, each with the reason: false, zero, null, or an object whose
+    /// `enabled` is false or whose `device` is none.
+    pub(super) fn off(&mut self, features: &[(&'static str, &str)]) -> Result<(), ConfigError> {
+        for (name, reason) in features {
+            self.known.push(name);
+            let Some(value) = self.left.remove(*name) else { continue };
+            let switch = value.get("enabled").unwrap_or(&value);
+            let nowhere = value.get("device").is_some_and(|device| device == "none");
+            let is_off = switch.is_null() || *switch == Value::Bool(false) || nowhere;
+            if !is_off && switch.as_f64() != Some(0.0) {
+                return Err(ConfigError::Refused {
+                    field: self.path(name),
+                    value: shown(&value),
+                    reason: (*reason).into(),
+                    instead: "leave the field out".into(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses what is left: nobody knows it.
+    pub(super) fn end(self) -> Result<(), ConfigError> {
+        let Some(name) = self.left.keys().next() else { return Ok(()) };
+        let likeness = |known: &&str| strsim::jaro_winkler(known, name);
+        let nearest = self.known.iter().copied().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
+        let nearest = nearest.filter(|known| likeness(known) >= SIMILAR);
+        let nearest = nearest.map(|known| self.path(known));
+        Err(ConfigError::UnknownField { field: self.path(name), nearest })
+    }
+}
+
+/// A value on one line that is not long.
+pub(super) fn shown(value: &Value) -> String {
+    const CHARS_MAX: usize = 60;
+    let text = value.to_string();
+    match text.char_indices().nth(CHARS_MAX) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
+}

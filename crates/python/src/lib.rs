@@ -1,0 +1,2 @@
+//! The engine as a Python extension module.
+#![cfg(feature = "extension")]
