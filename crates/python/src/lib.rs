@@ -1,2 +1,28 @@
-//! The engine as a Python extension module.
+//! The engine as a Python extension module, `oxizero._oxizero`.
+//!
+//! An edge: it turns Python's values into the engine's and back, and decides nothing. Tensors pass
+//! as DLPack capsules (`tensor.rs`, the only file with unsafe code). Every call that may wait for
+//! another rank releases the interpreter's lock.
 #![cfg(feature = "extension")]
+
+mod access;
+mod config;
+mod engine;
+mod error;
+mod optimizer;
+mod setup;
+#[expect(unsafe_code, reason = "memory that torch and the engine share, behind a safe face")]
+mod tensor;
+
+use pyo3::pymodule;
+
+/// The native engine behind `oxizero`.
+#[pymodule]
+mod _oxizero {
+    #[pymodule_export]
+    use crate::config::Config;
+    #[pymodule_export]
+    use crate::engine::Engine;
+    #[pymodule_export]
+    use crate::error::{CommError, ConfigError, EngineError};
+}

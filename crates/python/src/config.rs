@@ -1,0 +1,111 @@
+//! DeepSpeed's configuration, as Python reads it.
+
+use oxizero::{DType, WorldSize};
+use oxizero_core::deepspeed::{DeepSpeedConfig, RuleSettings};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::error;
+
+/// A configuration that was read.
+#[pyclass(frozen, module = "oxizero._oxizero")]
+pub(crate) struct Config(pub(crate) DeepSpeedConfig);
+
+/// A world of so many ranks.
+pub(crate) fn world_size(ranks: usize) -> PyResult<WorldSize> {
+    WorldSize::new(ranks).ok_or_else(|| PyValueError::new_err("a world has 1 rank or more"))
+}
+
+/// torch's name of a dtype.
+fn torch_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "float32",
+        DType::Bf16 => "bfloat16",
+        DType::F16 => "float16",
+    }
+}
+
+/// The dtype that torch calls so.
+pub(crate) fn dtype(name: &str) -> PyResult<DType> {
+    let found = DType::ALL.into_iter().find(|dtype| torch_name(*dtype) == name);
+    found.ok_or_else(|| {
+        let why = format!("`{name}` parameters; the engine takes float32, bfloat16 and float16");
+        PyValueError::new_err(why)
+    })
+}
+
+#[pymethods]
+impl Config {
+    /// Reads JSON for a world of so many ranks.
+    #[new]
+    fn new(json: &str, ranks: usize) -> PyResult<Self> {
+        DeepSpeedConfig::from_json(json, world_size(ranks)?).map(Self).map_err(error::config)
+    }
+
+    /// The ZeRO stage.
+    #[getter]
+    fn stage(&self) -> u8 {
+        u8::from(self.0.stage)
+    }
+
+    /// Samples of one rank's micro-batch, if the file says.
+    #[getter]
+    fn micro_batch_size(&self) -> Option<usize> {
+        self.0.batch.micro
+    }
+
+    /// Micro-batches of a rank in one step.
+    #[getter]
+    fn accumulation(&self) -> usize {
+        self.0.batch.accumulation
+    }
+
+    /// Samples of all ranks in one step, if the file says.
+    #[getter]
+    fn train_batch_size(&self) -> Option<usize> {
+        self.0.batch.train
+    }
+
+    /// torch's name of the dtype that float32 parameters are cast to, if any.
+    #[getter]
+    fn model_dtype(&self) -> Option<&'static str> {
+        self.0.model_dtype.map(torch_name)
+    }
+
+    /// Steps between lines of progress, if any are wanted.
+    #[getter]
+    fn steps_per_print(&self) -> Option<usize> {
+        self.0.steps_per_print
+    }
+
+    /// Whether a data loader drops the last, incomplete batch.
+    #[getter]
+    fn dataloader_drop_last(&self) -> bool {
+        self.0.dataloader_drop_last
+    }
+
+    /// The optimizer's settings, with the name of its rule; `None` if the file has none.
+    #[getter]
+    fn optimizer<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let Some(optimizer) = self.0.optimizer else { return Ok(None) };
+        let settings = PyDict::new(py);
+        settings.set_item("lr", optimizer.lr)?;
+        settings.set_item("weight_decay", optimizer.weight_decay)?;
+        let (rule, adam) = match optimizer.rule {
+            RuleSettings::Adam(adam) => ("adam", Some(adam)),
+            RuleSettings::AdamW(adam) => ("adamw", Some(adam)),
+            RuleSettings::Sgd { momentum, nesterov } => {
+                settings.set_item("momentum", momentum)?;
+                settings.set_item("nesterov", nesterov)?;
+                ("sgd", None)
+            }
+        };
+        if let Some(adam) = adam {
+            settings.set_item("betas", (adam.betas[0], adam.betas[1]))?;
+            settings.set_item("eps", adam.eps)?;
+        }
+        settings.set_item("rule", rule)?;
+        Ok(Some(settings))
+    }
+}

@@ -1,0 +1,223 @@
+//! The engine as a Python class.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use oxizero::comm::Communicator;
+use oxizero::{
+    Boundary, Buffer, DType, EngineError, GradIn, LossScale, Numel, ParamId, Rank, StepOutcome,
+};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::config::Config;
+use crate::error::{self, raised};
+use crate::optimizer::Group;
+use crate::setup::{self, Param, World};
+use crate::tensor::{self, Tensor};
+
+/// One rank's engine. Calls that wait for other ranks release the interpreter's lock.
+#[pyclass(frozen, module = "oxizero._oxizero")]
+pub(crate) struct Engine {
+    inner: Mutex<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) engine: oxizero::Engine,
+    /// The optimizer's groups as they were last told.
+    groups: Vec<Group>,
+}
+
+impl Engine {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // A panic in an earlier call leaves the engine's own checks in place.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does something with the engine, without the interpreter's lock.
+    pub(crate) fn run<T: Send>(
+        &self,
+        py: Python<'_>,
+        deed: impl Send + FnOnce(&mut oxizero::Engine) -> Result<T, EngineError>,
+    ) -> PyResult<T> {
+        py.detach(|| deed(&mut self.lock().engine)).map_err(raised)
+    }
+
+    /// The shape of a parameter that the engine knows.
+    pub(crate) fn shape(&self, param: usize) -> Vec<usize> {
+        self.lock().engine.params().get(param).map(|spec| spec.shape.clone()).unwrap_or_default()
+    }
+}
+
+#[pymethods]
+impl Engine {
+    /// Makes this rank's part; a collective call. Weights are rank 0's.
+    #[new]
+    fn new(
+        py: Python<'_>,
+        config: &Config,
+        world: World,
+        params: Vec<Param<'_>>,
+        groups: Vec<Group>,
+    ) -> PyResult<Self> {
+        let specs = setup::specs(&params)?;
+        let options = setup::options(&config.0, &specs).map_err(error::config)?;
+        let optimizer = setup::optimizer(&groups)?;
+        let initial = setup::initial(&params)?;
+        let engine = py.detach(|| {
+            let comm = world.connect()?;
+            let mut write = |param: ParamId, weights: &mut [f32]| {
+                setup::write_initial(&initial, param, weights);
+            };
+            oxizero::Engine::new(specs, vec![], options, optimizer, comm, &mut write)
+                .map_err(raised)
+        });
+        let mut engine = engine?;
+        for (index, group) in groups.iter().enumerate() {
+            group.apply(&mut engine, index, None)?;
+        }
+        Ok(Self { inner: Mutex::new(Inner { engine, groups }) })
+    }
+
+    /// The memory of a parameter's model weights.
+    fn weights(&self, py: Python<'_>, param: usize) -> PyResult<Py<PyAny>> {
+        let lent = self.run(py, |engine| engine.lend_weights(ParamId(param)))?;
+        tensor::weights(py, lent)
+    }
+
+    /// The parameter's weights were written; the master weights follow.
+    fn take_over_weights(&self, py: Python<'_>, param: usize) -> PyResult<()> {
+        self.run(py, |engine| engine.take_over_weights(ParamId(param)))
+    }
+
+    /// Takes a gradient that was multiplied by `loss_scale`.
+    fn grad_ready(
+        &self,
+        py: Python<'_>,
+        param: usize,
+        grad: Tensor<'_>,
+        loss_scale: f32,
+    ) -> PyResult<()> {
+        let loss_scale = LossScale::new(loss_scale).map_err(error::config)?;
+        let grad = GradIn { values: grad.view()?, loss_scale };
+        self.run(py, |engine| engine.grad_ready(ParamId(param), grad))
+    }
+
+    /// The pass has no more gradients.
+    fn backward_end(&self, py: Python<'_>) -> PyResult<()> {
+        self.run(py, oxizero::Engine::backward_end)
+    }
+
+    /// Ends the micro-batch and, at the boundary, updates the weights; says what happened.
+    fn step<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let outcome = self.run(py, oxizero::Engine::step)?;
+        let told = PyDict::new(py);
+        let kind = match outcome {
+            StepOutcome::Accumulated { n, of } => {
+                told.set_item("n", n)?;
+                told.set_item("of", of)?;
+                "accumulated"
+            }
+            StepOutcome::Applied { norm_before, norm_after } => {
+                told.set_item("norm_before", norm_before)?;
+                told.set_item("norm_after", norm_after)?;
+                "applied"
+            }
+            StepOutcome::Skipped { reason, parameter, rank } => {
+                told.set_item("reason", format!("{reason:?}"))?;
+                told.set_item("parameter", parameter)?;
+                told.set_item("rank", rank.0)?;
+                "skipped"
+            }
+        };
+        told.set_item("kind", kind)?;
+        Ok(told)
+    }
+
+    /// Gives up the window's gradients.
+    fn discard_window(&self, py: Python<'_>) -> PyResult<()> {
+        self.run(py, oxizero::Engine::discard_window)
+    }
+
+    /// Whether gradients are reduced as they come.
+    fn set_grad_sync(&self, py: Python<'_>, sync: bool) -> PyResult<()> {
+        self.run(py, |engine| engine.set_grad_sync(sync))
+    }
+
+    /// Which steps end the window: those that the configuration says (`None`), the next ones, or
+    /// none.
+    #[pyo3(signature = (is_boundary))]
+    fn set_boundary(&self, is_boundary: Option<bool>) {
+        let boundary = match is_boundary {
+            None => Boundary::Counted,
+            Some(true) => Boundary::Now,
+            Some(false) => Boundary::Later,
+        };
+        self.lock().engine.set_boundary(boundary);
+    }
+
+    /// What the losses of this window are to be multiplied by.
+    #[getter]
+    fn loss_scale(&self) -> f32 {
+        self.lock().engine.loss_scale().get()
+    }
+
+    /// Steps that were applied.
+    #[getter]
+    fn applied_steps(&self) -> u64 {
+        self.lock().engine.applied_steps()
+    }
+
+    /// The dtypes on the gradients' way, as text.
+    #[getter]
+    fn gradient_paths(&self) -> Vec<String> {
+        self.lock().engine.gradient_paths().iter().map(ToString::to_string).collect()
+    }
+
+    /// Bytes that this rank holds now, by role.
+    #[getter]
+    fn memory(&self) -> Vec<(&'static str, usize)> {
+        let roles = self.lock().engine.memory().roles();
+        roles.map(|(role, bytes)| (role, bytes.0)).to_vec()
+    }
+
+    /// Tells the optimizer's groups, as they are from the next step on.
+    fn set_groups(&self, groups: Vec<Group>) -> PyResult<()> {
+        let inner = &mut *self.lock();
+        if groups.len() != inner.groups.len() {
+            let (was, is) = (inner.groups.len(), groups.len());
+            let why = format!("an optimizer of {was} groups has {is}; make a new engine");
+            return Err(PyValueError::new_err(why));
+        }
+        for (index, group) in groups.iter().enumerate() {
+            group.apply(&mut inner.engine, index, inner.groups.get(index))?;
+        }
+        inner.groups = groups;
+        Ok(())
+    }
+
+    /// Overwrites tensors of any dtype with rank 0's; a collective call.
+    fn broadcast(&self, py: Python<'_>, mut tensors: Vec<Tensor<'_>>) -> PyResult<()> {
+        let len: usize = tensors.iter().map(|tensor| tensor.bytes().len()).sum();
+        let numel = Numel(len.div_ceil(DType::F32.size()));
+        let mut packed = Buffer::heap(numel, DType::F32);
+        let mut end = 0;
+        for tensor in &tensors {
+            let bytes = tensor.bytes();
+            packed.region_mut().range_mut(end..end + bytes.len()).copy_from_slice(bytes);
+            end += bytes.len();
+        }
+        let packed = self.run(py, |engine| broadcast(engine.communicator(), packed))?;
+        let mut rest = packed.region().bytes();
+        for tensor in &mut tensors {
+            let (bytes, others) = rest.split_at(tensor.bytes().len());
+            tensor.bytes_mut().copy_from_slice(bytes);
+            rest = others;
+        }
+        Ok(())
+    }
+}
+
+fn broadcast(comm: &dyn Communicator, packed: Buffer) -> Result<Buffer, EngineError> {
+    Ok(comm.broadcast(packed, Rank(0))?.wait()?)
+}

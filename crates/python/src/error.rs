@@ -1,0 +1,41 @@
+//! The engine's errors as Python exceptions.
+
+use oxizero::EngineError as Error;
+use oxizero::comm::CommError as EngineCommError;
+use oxizero_core::ConfigError as EngineConfigError;
+use pyo3::PyErr;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+
+pyo3::create_exception!(oxizero, EngineError, PyRuntimeError, "The engine refused or failed.");
+pyo3::create_exception!(
+    oxizero,
+    CommError,
+    EngineError,
+    "A collective did not complete: a rank ended, was late, or made another call."
+);
+pyo3::create_exception!(
+    oxizero,
+    ConfigError,
+    PyValueError,
+    "A configuration that the engine does not run; the message names the field."
+);
+
+/// The exception of an error of the engine.
+pub(crate) fn raised(error: Error) -> PyErr {
+    match error {
+        Error::Config(error) => config(error),
+        Error::Comm(error) => comm(error),
+        Error::Optim(error) => ConfigError::new_err(error.to_string()),
+        other => EngineError::new_err(other.to_string()),
+    }
+}
+
+/// The exception of an error of the configuration.
+pub(crate) fn config(error: EngineConfigError) -> PyErr {
+    ConfigError::new_err(error.to_string())
+}
+
+/// The exception of an error between ranks.
+pub(crate) fn comm(error: EngineCommError) -> PyErr {
+    CommError::new_err(error.to_string())
+}

@@ -1,0 +1,142 @@
+//! From Python's description of a model to an engine.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use oxizero::comm::shm::{Options, Replicas};
+use oxizero::comm::{Communicator, shm, threads};
+use oxizero::optim::LrSchedule;
+use oxizero::{
+    Bucketing, DType, EngineOptions, OptimGroup, OptimizerSetup, ParamId, ParamSpec, Rank, UnitId,
+    View, ViewMut, WorldSize,
+};
+use oxizero_core::ConfigError;
+use oxizero_core::deepspeed::DeepSpeedConfig;
+use oxizero_device::kernels::cast;
+use pyo3::FromPyObject;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::config::{dtype, world_size};
+use crate::error;
+use crate::optimizer::Group;
+use crate::tensor::Tensor;
+
+/// A parameter, and the weights that it starts from.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Param<'py> {
+    /// Its names; the first is the one in messages.
+    names: Vec<String>,
+    shape: Vec<usize>,
+    /// torch's name of the dtype that its weights are to have.
+    dtype: String,
+    /// The optimizer group; `None` for a frozen one.
+    group: Option<usize>,
+    /// Weights of any dtype.
+    pub(crate) initial: Tensor<'py>,
+}
+
+/// Where this rank is, and how it finds the others.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct World {
+    rank: usize,
+    size: usize,
+    /// The name under which rank 0 listens; see [`Options::socket`].
+    socket: String,
+    /// How long a rank waits for another, in seconds.
+    deadline: f64,
+}
+
+impl World {
+    /// Joins the others; blocks until all have come.
+    pub(crate) fn connect(self) -> PyResult<Box<dyn Communicator>> {
+        let size = world_size(self.size)?;
+        let deadline = Duration::try_from_secs_f64(self.deadline)
+            .map_err(|error| PyValueError::new_err(format!("deadline: {error}")))?;
+        if size == WorldSize::ONE {
+            let mut alone = threads::group_with_deadline(size, deadline);
+            return Ok(alone.pop().expect("a group of one has one communicator"));
+        }
+        let options = Options {
+            deadline,
+            replicas: Replicas::Private,
+            ..Options::new(Rank(self.rank), size, self.socket)
+        };
+        shm::connect(options).map_err(error::comm)
+    }
+}
+
+/// The engine's own description of the parameters.
+pub(crate) fn specs(params: &[Param<'_>]) -> PyResult<Vec<ParamSpec>> {
+    params.iter().map(spec).collect()
+}
+
+fn spec(param: &Param<'_>) -> PyResult<ParamSpec> {
+    let Some((name, aliases)) = param.names.split_first() else {
+        return Err(PyValueError::new_err("a parameter without a name"));
+    };
+    let named = |error: PyErr| PyValueError::new_err(format!("parameter `{name}`: {error}"));
+    let dtype = dtype(&param.dtype).map_err(named)?;
+    let initial = param.initial.view().map_err(named)?;
+    let spec = ParamSpec::new(name, &param.shape, dtype, UnitId(0));
+    if initial.numel() != spec.numel() {
+        let (has, wants) = (initial.numel(), spec.numel());
+        return Err(named(PyValueError::new_err(format!("{has} initial weights of {wants}"))));
+    }
+    Ok(ParamSpec {
+        aliases: aliases.to_vec(),
+        group: OptimGroup(param.group.unwrap_or(0)),
+        trainable: param.group.is_some(),
+        ..spec
+    })
+}
+
+/// The weights that parameters start from.
+pub(crate) fn initial<'a>(params: &'a [Param<'_>]) -> PyResult<Vec<View<'a>>> {
+    params.iter().map(|param| param.initial.view()).collect()
+}
+
+/// Which dtype is the model's, where parameters have several: that of the most elements.
+fn model_dtype(specs: &[ParamSpec]) -> DType {
+    let mut numels: BTreeMap<DType, usize> = BTreeMap::new();
+    for spec in specs.iter().filter(|spec| spec.trainable) {
+        *numels.entry(spec.dtype).or_default() += spec.numel().0;
+    }
+    let most = numels.into_iter().max_by_key(|(_, numel)| *numel);
+    most.map_or(DType::F32, |(dtype, _)| dtype)
+}
+
+/// What the configuration asks of the engine.
+pub(crate) fn options(
+    config: &DeepSpeedConfig,
+    specs: &[ParamSpec],
+) -> Result<EngineOptions, ConfigError> {
+    let precision = config.precision(config.model_dtype.unwrap_or_else(|| model_dtype(specs)))?;
+    Ok(EngineOptions {
+        bucketing: Bucketing::Bytes(config.bucket_numel_max.bytes(precision.model)),
+        accumulation: config.batch.accumulation,
+        clip_norm: config.clip_norm,
+        loss_scaling: config.loss_scaling,
+        check_finite: config.check_finite,
+        ..EngineOptions::new(config.stage, precision)
+    })
+}
+
+/// The optimizer that the groups describe; its schedule is torch's, and stays out of it.
+pub(crate) fn optimizer(groups: &[Group]) -> PyResult<OptimizerSetup> {
+    let Some(first) = groups.first() else {
+        return Err(PyValueError::new_err("an optimizer without groups of parameters"));
+    };
+    Ok(OptimizerSetup {
+        rule: first.rule()?,
+        groups: groups.iter().map(Group::options).collect(),
+        schedule: LrSchedule::constant(0),
+    })
+}
+
+/// Writes initial weights as f32.
+pub(crate) fn write_initial(initial: &[View<'_>], param: ParamId, weights: &mut [f32]) {
+    cast(initial[param.0], ViewMut::F32(weights));
+}

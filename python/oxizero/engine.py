@@ -1,0 +1,259 @@
+"""The engine that `initialize` returns: a module that trains."""
+
+import contextlib
+
+import torch
+
+from oxizero import _oxizero, registry, world
+from oxizero._oxizero import EngineError
+from oxizero.optimizer import groups
+from oxizero.weights import Weights, capsule
+
+_queue_callback = torch.autograd.Variable._execution_engine.queue_callback
+
+
+class _Scaled(torch.autograd.Function):
+    """Multiplies a loss, and tells the engine in backward that the gradients are so multiplied."""
+
+    @staticmethod
+    def forward(ctx, loss, engine, scale):
+        ctx.engine, ctx.scale = engine, scale
+        return loss * scale
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.engine._pass_scale = ctx.scale
+        return grad * ctx.scale, None, None
+
+
+class Engine(torch.nn.Module):
+    """A model, its optimizer, and the ranks that train it together.
+
+    A micro-batch is a forward, a backward (`engine.backward(loss)` or `loss.backward()`) and a
+    `step()`; the step that ends the window of `gradient_accumulation_steps` micro-batches updates
+    the weights. All ranks call the same in the same order.
+    """
+
+    def __init__(self, module, optimizer, config, lr_scheduler=None):
+        super().__init__()
+        self.module = module
+        self.optimizer = optimizer
+        self.config = config
+        self.lr_scheduler = lr_scheduler
+        self.training_dataloader = None
+        self.micro_steps = 0
+        self.global_steps = 0
+        self.skipped_steps = 0
+        # Between the first gradient of a backward pass and its end.
+        self._in_pass = False
+        # Whether the pass that `backward` runs has ended: it does not where no parameter had a
+        # gradient.
+        self._pass_ended = False
+        # What the pass's gradients are multiplied by; None before it is known.
+        self._pass_scale = None
+        self._forced_boundary = None
+        self._accumulated = 0
+        self._norm = None
+        self._place = world.place()
+        self._weights = Weights(module, optimizer, config.model_dtype)
+        described = self._weights.described()
+        self._core = _oxizero.Engine(config, world.meeting(), described, groups(optimizer))
+        del described
+        self._weights.alias(self._core)
+        self._broadcast_buffers()
+        registry.add(self, self._weights.params)
+        self._hooks = [
+            param.register_post_accumulate_grad_hook(self._taker(index))
+            for index, param in self._weights.trained()
+        ]
+        optimizer.engine = self
+
+    def forward(self, *args, **kwargs):
+        """The model's forward."""
+        return self.module(*args, **kwargs)
+
+    def scale(self, loss):
+        """The loss as `backward` takes it, for `engine.scale(loss).backward()`: multiplied by the
+        loss scale of fp16, and the same where there is none."""
+        scale = self._core.loss_scale
+        return loss if scale == 1.0 else _Scaled.apply(loss, self, scale)
+
+    def backward(self, loss, retain_graph=False):
+        """Runs the loss's backward; its gradients go to the engine as they come, and no parameter
+        keeps a `grad`. Returns the loss. It is not divided by the number of micro-batches: the
+        engine divides their sum."""
+        self._pass_ended = False
+        try:
+            self.scale(loss).backward(retain_graph=retain_graph)
+        except BaseException:
+            self._in_pass, self._pass_scale = False, None
+            raise
+        if not self._pass_ended:
+            self._end_pass()
+        return loss
+
+    def step(self):
+        """Ends the micro-batch and, at the window's boundary, updates the weights."""
+        self._weights.take_over(self._core)
+        self._core.set_groups(groups(self.optimizer))
+        outcome = self._core.step()
+        self.micro_steps += 1
+        if outcome["kind"] == "accumulated":
+            self._accumulated = outcome["n"]
+            return
+        self._accumulated = 0
+        self.global_steps += 1
+        if outcome["kind"] == "skipped":
+            self.skipped_steps += 1
+            return
+        self._norm = outcome["norm_before"]
+        self._weights.stepped()
+        self.optimizer.stepped()
+        if self.lr_scheduler is not None:
+            self.lr_scheduler.step()
+        self._print_progress()
+
+    def zero_grad(self, set_to_none=True):
+        """Gives up the gradients that the window holds; between windows there are none."""
+        self._core.discard_window()
+        self._in_pass, self._pass_scale = False, None
+        self._accumulated = 0
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        """Gradients add up on this rank until the first backward after it, or the step."""
+        self._core.set_grad_sync(False)
+        try:
+            yield
+        finally:
+            self._core.set_grad_sync(True)
+
+    def set_gradient_accumulation_boundary(self, is_boundary):
+        """Whether the next steps end the window, whatever the configuration says; None for what it
+        says. A window that ends early is divided by the micro-batches that it held."""
+        self._forced_boundary = is_boundary
+        self._core.set_boundary(is_boundary)
+
+    def is_gradient_accumulation_boundary(self):
+        """Whether the next `step()` updates the weights."""
+        if self._forced_boundary is not None:
+            return self._forced_boundary
+        return self._accumulated + 1 >= self.gradient_accumulation_steps()
+
+    def get_global_grad_norm(self):
+        """The norm of all gradients in the last applied step, before clipping; None before it."""
+        return self._norm
+
+    def get_lr(self):
+        """The learning rates of the optimizer's groups."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def gradient_accumulation_steps(self):
+        """Micro-batches in a window."""
+        return self.config.accumulation
+
+    def train_batch_size(self):
+        """Samples of all ranks in one step; None where the configuration does not say."""
+        return self.config.train_batch_size
+
+    def train_micro_batch_size_per_gpu(self):
+        """Samples of a rank's micro-batch; None where the configuration does not say."""
+        return self.config.micro_batch_size
+
+    def zero_optimization_stage(self):
+        """The ZeRO stage."""
+        return self.config.stage
+
+    def gradient_paths(self):
+        """The dtypes of gradients at each place on their way, as lines of text; whatever is not as
+        asked says why."""
+        return self._core.gradient_paths
+
+    @property
+    def loss_scale(self):
+        """What losses are multiplied by in this window."""
+        return self._core.loss_scale
+
+    @property
+    def device(self):
+        """Where the model is."""
+        return torch.device("cpu")
+
+    @property
+    def global_rank(self):
+        """This process's rank."""
+        return self._place.rank
+
+    @property
+    def local_rank(self):
+        """This process's rank on its machine."""
+        return self._place.local_rank
+
+    @property
+    def world_size(self):
+        """Ranks in the world."""
+        return self._place.size
+
+    def state_dict(self, *args, **kwargs):
+        """The model's own, which is whole on every rank."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args, **kwargs):
+        """Writes the model's weights; master weights follow in the next step."""
+        return self.module.load_state_dict(*args, **kwargs)
+
+    def _taker(self, index):
+        def take(param):
+            grad, param.grad = param.grad, None
+            self._begin_pass()
+            if grad.is_sparse:
+                name = self._weights.names[index][0]
+                raise EngineError(
+                    f"the gradient of `{name}` is sparse; build the embedding with sparse=False"
+                )
+            self._core.grad_ready(index, capsule(grad), self._pass_scale)
+
+        return take
+
+    def _begin_pass(self):
+        """The first gradient of a backward pass; the pass ends when backward returns."""
+        if self._in_pass:
+            return
+        if self._pass_scale is None:
+            if self._core.loss_scale != 1.0:
+                raise EngineError(
+                    f"the loss is not multiplied by the loss scale {self._core.loss_scale}; call "
+                    "engine.backward(loss), or engine.scale(loss).backward()"
+                )
+            self._pass_scale = 1.0
+        self._in_pass = True
+        _queue_callback(self._end_pass)
+
+    def _end_pass(self):
+        self._in_pass, self._pass_scale, self._pass_ended = False, None, True
+        self._core.backward_end()
+
+    def _broadcast_buffers(self):
+        others = [buffer for buffer in self.module.buffers() if buffer.numel() > 0]
+        others += self._weights.others
+        others = [other for other in others if other.device.type == "cpu"]
+        copies = [other.detach().contiguous() for other in others]
+        # DLPack has booleans in bytes, and no other view of a tensor is needed.
+        self._core.broadcast([capsule(copy.view(torch.uint8)) for copy in map(_flat, copies)])
+        for other, copy in zip(others, copies, strict=True):
+            if other.data_ptr() != copy.data_ptr():
+                other.data.copy_(copy)
+
+    def _print_progress(self):
+        every = self.config.steps_per_print
+        if every and self.global_rank == 0 and self.global_steps % every == 0:
+            print(
+                f"step={self.global_steps}, skipped={self.skipped_steps}, lr={self.get_lr()}, "
+                f"norm={self._norm:.4g}",
+                flush=True,
+            )
+
+
+def _flat(tensor):
+    """One dimension, since a scalar has no bytes to view."""
+    return tensor.view(-1)

@@ -1,0 +1,109 @@
+"""`initialize`: from a model and a configuration to an engine."""
+
+import json
+import os
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from oxizero import _oxizero, optimizer as optimizers, world
+from oxizero._oxizero import ConfigError
+from oxizero.engine import Engine
+from oxizero.optimizer import Optimizer
+
+
+def initialize(
+    args=None,
+    model=None,
+    optimizer=None,
+    model_parameters=None,
+    training_data=None,
+    lr_scheduler=None,
+    distributed_port=None,
+    mpu=None,
+    dist_init_required=None,
+    collate_fn=None,
+    config=None,
+    mesh_param=None,
+    config_params=None,
+):
+    """Makes an engine of a model; a collective call, after which weights and buffers are rank 0's.
+
+    `config` is DeepSpeed's: a dict, or the path of a JSON file. `optimizer` is one of torch.optim's
+    AdamW, Adam and SGD, or a function that makes one of parameters; without it the configuration's
+    is made, of `model_parameters` (parameters, or groups of them) or of all that are trained.
+    `lr_scheduler` is a torch scheduler, or a function that makes one of the optimizer; the engine
+    advances it with each applied step. Returns `(engine, optimizer, dataloader, lr_scheduler)`.
+    """
+    if model is None:
+        raise ConfigError("initialize(model=...) is missing")
+    for name, value in {"mpu": mpu, "mesh_param": mesh_param}.items():
+        if value is not None:
+            raise ConfigError(f"initialize({name}=...) is refused: all ranks are data-parallel")
+    if distributed_port is not None:
+        raise ConfigError("initialize(distributed_port=...) is refused: torchrun sets MASTER_PORT")
+    read = _config(args, config, config_params)
+    client = _client(model, optimizer, model_parameters, read)
+    wrapped = Optimizer(client)
+    scheduler = lr_scheduler
+    if callable(lr_scheduler) and not isinstance(lr_scheduler, torch.optim.lr_scheduler.LRScheduler):
+        scheduler = lr_scheduler(wrapped)
+    engine = Engine(model, wrapped, read, scheduler)
+    engine.training_dataloader = _loader(training_data, collate_fn, read)
+    return engine, wrapped, engine.training_dataloader, scheduler
+
+
+def _config(args, *given):
+    path = getattr(args, "deepspeed_config", None)
+    given = [config for config in (*given, path) if config is not None]
+    if len(given) != 1:
+        raise ConfigError(f"initialize() takes one configuration, and was given {len(given)}")
+    (config,) = given
+    if isinstance(config, dict):
+        text = json.dumps(config)
+    else:
+        with open(os.fspath(config), encoding="utf-8") as file:
+            text = file.read()
+    read = _oxizero.Config(text, world.place().size)
+    if read.stage == 3:
+        raise ConfigError(
+            "`zero_optimization.stage = 3` is refused: the PyTorch front-end has stages 0, 1 and 2 "
+            "so far; write 2"
+        )
+    return read
+
+
+def _client(model, optimizer, model_parameters, config):
+    parameters = model_parameters
+    if parameters is None:
+        parameters = [param for param in model.parameters() if param.requires_grad]
+    parameters = list(parameters)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return optimizer
+    if optimizer is not None:
+        return optimizer(parameters)
+    if config.optimizer is None:
+        raise ConfigError(
+            "there is no optimizer; pass one to initialize(), or add `optimizer` to the "
+            "configuration"
+        )
+    return optimizers.from_settings(config.optimizer, parameters)
+
+
+def _loader(training_data, collate_fn, config):
+    if training_data is None:
+        return None
+    if config.micro_batch_size is None:
+        raise ConfigError(
+            "training_data needs `train_micro_batch_size_per_gpu` in the configuration"
+        )
+    here = world.place()
+    sampler = DistributedSampler(training_data, num_replicas=here.size, rank=here.rank)
+    return DataLoader(
+        training_data,
+        batch_size=config.micro_batch_size,
+        sampler=sampler,
+        collate_fn=collate_fn,
+        drop_last=config.dataloader_drop_last,
+    )

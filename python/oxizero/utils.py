@@ -1,0 +1,118 @@
+"""Whole gradients, master weights and optimizer states, with DeepSpeed's names.
+
+Every function is called by all ranks, for the same parameters in the same order. Gradients are
+those of the whole window, averaged over ranks and micro-batches, unscaled, in the accumulation
+dtype and before clipping; they are there between the window's last backward and its step, and an
+error says so at another time. A parameter that no engine knows gives None, and so does a frozen
+one.
+
+The `local` functions are about the part of a parameter that this rank's optimizer updates, as a
+flat tensor; it may be empty.
+"""
+
+from oxizero import registry
+from oxizero.weights import capsule, tensor
+
+
+def safe_get_full_grad(param):
+    """The whole gradient."""
+    return _get(param, "full_grad")
+
+
+def safe_set_full_grad(param, value):
+    """Replaces the whole gradient."""
+    _set(param, "set_full_grad", value)
+
+
+def safe_get_full_model_grads(model):
+    """The whole gradients of a model's trained parameters by name, with one collective for each
+    dtype; a tied parameter has each of its names."""
+    named = list(model.named_parameters(remove_duplicate=False))
+    grads, cores = {}, {}
+    for name, param in named:
+        found = registry.find(param)
+        if found is None:
+            continue
+        core, index = found
+        if core not in cores:
+            cores[core] = [tensor(given) for given in core.full_grads()]
+        if cores[core][index] is not None:
+            grads[name.removeprefix("module.") if _is_engine(model) else name] = cores[core][index]
+    return grads
+
+
+def safe_get_full_fp32_param(param):
+    """The whole master weights."""
+    return _get(param, "full_param")
+
+
+def safe_set_full_fp32_param(param, value):
+    """Replaces the whole master weights, and the model's weights with them."""
+    _set(param, "set_full_param", value)
+
+
+def safe_get_full_optimizer_state(param, optim_state_key):
+    """A whole optimizer state, such as `exp_avg`."""
+    return _get(param, "full_state", optim_state_key)
+
+
+def safe_set_full_optimizer_state(param, value, optim_state_key):
+    """Replaces a whole optimizer state."""
+    _set(param, "set_full_state", value, optim_state_key)
+
+
+def safe_get_local_grad(param):
+    """This rank's part of the gradient."""
+    return _get_local(param, "local_grad")
+
+
+def safe_set_local_grad(param, value):
+    """Replaces this rank's part of the gradient."""
+    _set(param, "set_local_grad", value)
+
+
+def safe_get_local_fp32_param(param):
+    """This rank's part of the master weights."""
+    return _get_local(param, "local_param")
+
+
+def safe_set_local_fp32_param(param, value):
+    """Replaces this rank's part of the master weights, and the model's weights with them."""
+    _set(param, "set_local_param", value)
+
+
+def safe_get_local_optimizer_state(param, optim_state_key):
+    """This rank's part of an optimizer state."""
+    return _get_local(param, "local_state", optim_state_key)
+
+
+def safe_set_local_optimizer_state(param, value, optim_state_key):
+    """Replaces this rank's part of an optimizer state."""
+    _set(param, "set_local_state", value, optim_state_key)
+
+
+def _get(param, call, *key):
+    found = registry.find(param)
+    if found is None:
+        return None
+    core, index = found
+    return tensor(getattr(core, call)(index, *key))
+
+
+def _get_local(param, call, *key):
+    found = registry.find(param)
+    part = found and getattr(found[0], call)(found[1], *key)
+    return None if part is None else tensor(part[1])
+
+
+def _set(param, call, value, *key):
+    found = registry.find(param)
+    if found is not None:
+        core, index = found
+        getattr(core, call)(index, *key, capsule(value))
+
+
+def _is_engine(model):
+    from oxizero.engine import Engine
+
+    return isinstance(model, Engine)

@@ -1,0 +1,109 @@
+"""A model's parameters in the engine's memory."""
+
+import torch
+from torch.utils.dlpack import from_dlpack, to_dlpack
+
+from oxizero._oxizero import ConfigError, EngineError
+
+_TRAINED = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def capsule(tensor):
+    """A tensor as the engine takes it: contiguous, on the CPU, without a graph."""
+    return to_dlpack(tensor.detach().contiguous())
+
+
+def tensor(given, like=None):
+    """What the engine gives, as a tensor; of the shape of `like`."""
+    if given is None:
+        return None
+    made = from_dlpack(given)
+    return made if like is None else made.view(like.shape)
+
+
+class Weights:
+    """The parameters that the engine holds, and how their tensors lie in its memory."""
+
+    def __init__(self, module, optimizer, model_dtype):
+        names = {}
+        for name, param in module.named_parameters(remove_duplicate=False):
+            names.setdefault(id(param), (param, []))[1].append(name)
+        group_of = {
+            id(param): index
+            for index, group in enumerate(optimizer.param_groups)
+            for param in group["params"]
+        }
+        unknown = group_of.keys() - names.keys()
+        if unknown:
+            raise ConfigError(f"the optimizer has {len(unknown)} parameters that are not the model's")
+        self.params, self.names, self.groups, self.dtypes = [], [], [], []
+        self.others = []
+        for param, own in names.values():
+            _check_device(own[0], param)
+            group = group_of.get(id(param)) if param.requires_grad else None
+            if group is None and param.dtype not in _TRAINED:
+                self.others.append(param)
+                continue
+            casts = model_dtype is not None and param.dtype == torch.float32
+            self.params.append(param)
+            self.names.append(own)
+            self.groups.append(group)
+            self.dtypes.append(getattr(torch, model_dtype) if casts else param.dtype)
+        self._versions = []
+        self._addresses = []
+
+    def described(self):
+        """The parameters as the engine takes them. Master weights start from the weights as they
+        are, before any cast."""
+        return [
+            {
+                "names": names,
+                "shape": tuple(param.shape),
+                "dtype": str(dtype).removeprefix("torch."),
+                "group": group,
+                "initial": capsule(param),
+            }
+            for param, names, group, dtype in zip(
+                self.params, self.names, self.groups, self.dtypes, strict=True
+            )
+        ]
+
+    def alias(self, core):
+        """Lets every parameter lie in the engine's memory."""
+        for index, param in enumerate(self.params):
+            param.data = from_dlpack(core.weights(index))
+        self._addresses = [param.data_ptr() for param in self.params]
+        self._note()
+
+    def trained(self):
+        """Index and parameter of those that have gradients."""
+        pairs = enumerate(zip(self.params, self.groups, strict=True))
+        return [(index, param) for index, (param, group) in pairs if group is not None]
+
+    def take_over(self, core):
+        """Weights that were written since the last step are the master weights from now on."""
+        for index, param in enumerate(self.params):
+            if param.data_ptr() != self._addresses[index]:
+                raise EngineError(
+                    f"parameter `{self.names[index][0]}` has other memory than initialize() gave "
+                    "it: model.to(), model.half() and `param.data = ...` replace it; convert the "
+                    "model before initialize(), and write weights in place"
+                )
+            if param._version != self._versions[index]:
+                core.take_over_weights(index)
+
+    def stepped(self):
+        """The engine wrote the weights: graphs that still need the old ones are to notice."""
+        for _, param in self.trained():
+            torch.autograd.graph.increment_version(param)
+        self._note()
+
+    def _note(self):
+        self._versions = [param._version for param in self.params]
+
+
+def _check_device(name, param):
+    if param.device.type != "cpu":
+        raise ConfigError(
+            f"parameter `{name}` is on {param.device}; the native back end trains on the CPU"
+        )

@@ -1,0 +1,68 @@
+"""Ranks for tests: forks of the test's process, so that torch is imported once."""
+
+import multiprocessing
+import os
+import pickle
+import socket
+import traceback
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+def _free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _child(pipe, rank, size, port, test, args):
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    torch.set_num_threads(1)
+    try:
+        told = (True, test(rank, *args))
+    except BaseException:
+        told = (False, traceback.format_exc())
+    # By value: tensors that are sent as such would lie in memory that goes with this process.
+    pipe.send_bytes(pickle.dumps(told))
+    pipe.close()
+
+
+def run_ranks(size, test, *args):
+    """Calls `test(rank, *args)` as so many ranks; what each returned, in rank order."""
+    context = multiprocessing.get_context("fork")
+    port = _free_port()
+    ranks = []
+    for rank in range(size):
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_child, args=(sender, rank, size, port, test, args))
+        process.start()
+        sender.close()
+        ranks.append((process, receiver))
+    results, failures = [], []
+    for rank, (process, receiver) in enumerate(ranks):
+        try:
+            fine, result = pickle.loads(receiver.recv_bytes())
+        except EOFError:
+            fine, result = True, None  # it ended on purpose, or the others tell
+        results.append(result)
+        if not fine:
+            failures.append(f"rank {rank}:\n{result}")
+        process.join(60)
+    if failures:
+        pytest.fail("\n".join(failures), pytrace=False)
+    return results
+
+
+@pytest.fixture
+def ranks():
+    return run_ranks

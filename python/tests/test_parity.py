@@ -1,0 +1,71 @@
+"""Training with the engine against plain torch on one process."""
+
+import pytest
+import torch
+from models import Conv, Gpt, adamw, batches, build, decay_groups, train_plain
+
+import oxizero
+
+STEPS = 20
+STAGES = (0, 1, 2)
+
+# f32 differs by the order of sums alone. In bf16 a difference in the last bit of a master may
+# round a model weight to its neighbour, 1/256 away.
+TOLERANCE = {torch.float32: (2e-5, 2e-4), torch.bfloat16: (2e-2, 1e-2)}
+
+
+def train(rank, kind, stage, dtype, accumulation, clip):
+    model = build(kind)
+    if rank > 0:
+        # Rank 0's weights and buffers are to win.
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.data.fill_(float("nan"))
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": clip,
+        "bf16": {"enabled": dtype == torch.bfloat16},
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": 500},
+    }
+    optimizer = adamw(decay_groups(model))
+    engine, _, _, _ = oxizero.initialize(model=model, optimizer=optimizer, config=config)
+    losses = []
+    for micro_batches in batches(kind, rank, STEPS, accumulation):
+        for batch in micro_batches:
+            loss = engine(batch)
+            engine.backward(loss)
+            assert all(param.grad is None for param in model.parameters())
+            engine.step()
+            losses.append(loss.item())
+    masters = {
+        name: oxizero.utils.safe_get_full_fp32_param(param)
+        for name, param in model.named_parameters()
+    }
+    for name, param in model.named_parameters():
+        assert param.dtype == dtype
+        assert torch.equal(param, masters[name].to(dtype))
+    assert all(buffer.dtype == torch.float32 for buffer in model.buffers())
+    return losses, masters
+
+
+def train_all_stages(rank, *setting):
+    kind, *others = setting
+    return [train(rank, kind, stage, *others) for stage in STAGES]
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("kind", [Gpt, Conv])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_every_stage_trains_as_plain_torch_does(ranks, size, kind, dtype, accumulation):
+    clip = 0.3 if accumulation == 3 else 0.0
+    expected_losses, expected = train_plain(kind, size, dtype, accumulation, clip, STEPS)
+    of_losses, of_weights = TOLERANCE[dtype]
+    for rank, stages in enumerate(ranks(size, train_all_stages, kind, dtype, accumulation, clip)):
+        for stage, (losses, masters) in zip(STAGES, stages, strict=True):
+            said = f"stage {stage}, rank {rank}"
+            assert losses == pytest.approx(expected_losses[rank], abs=of_losses), said
+            for name, master in masters.items():
+                difference = (master - expected[name]).abs().max().item()
+                assert difference < of_weights, f"{said}, {name}"
+    assert expected_losses[0][-1] < expected_losses[0][0]
