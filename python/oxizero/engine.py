@@ -1,6 +1,7 @@
 """The engine that `initialize` returns: a module that trains."""
 
 import contextlib
+import weakref
 
 import torch
 
@@ -55,6 +56,7 @@ class Engine(torch.nn.Module):
         self._accumulated = 0
         self._norm = None
         self._place = world.place()
+        registry.check_free(module)
         self._weights = Weights(module, optimizer, config.model_dtype)
         described = self._weights.described()
         self._core = _oxizero.Engine(config, world.meeting(), described, groups(optimizer))
@@ -63,7 +65,7 @@ class Engine(torch.nn.Module):
         self._broadcast_buffers()
         registry.add(self, self._weights.params)
         self._hooks = [
-            param.register_post_accumulate_grad_hook(self._taker(index))
+            param.register_post_accumulate_grad_hook(_taker(weakref.ref(self), index))
             for index, param in self._weights.trained()
         ]
         optimizer.engine = self
@@ -202,18 +204,23 @@ class Engine(torch.nn.Module):
         """Writes the model's weights; master weights follow in the next step."""
         return self.module.load_state_dict(*args, **kwargs)
 
-    def _taker(self, index):
-        def take(param):
-            grad, param.grad = param.grad, None
-            self._begin_pass()
-            if grad.is_sparse:
-                name = self._weights.names[index][0]
-                raise EngineError(
-                    f"the gradient of `{name}` is sparse; build the embedding with sparse=False"
-                )
-            self._core.grad_ready(index, capsule(grad), self._pass_scale)
+    def destroy(self):
+        """Lets go of the model, which keeps its weights and trains as any other from then on, and
+        leaves the world."""
+        for hook in self._hooks:
+            hook.remove()
+        registry.remove(self._weights.params)
+        self._core = None
 
-        return take
+    def _take(self, index, param):
+        grad, param.grad = param.grad, None
+        self._begin_pass()
+        if grad.is_sparse:
+            name = self._weights.names[index][0]
+            raise EngineError(
+                f"the gradient of `{name}` is sparse; build the embedding with sparse=False"
+            )
+        self._core.grad_ready(index, capsule(grad), self._pass_scale)
 
     def _begin_pass(self):
         """The first gradient of a backward pass; the pass ends when backward returns."""
@@ -252,6 +259,17 @@ class Engine(torch.nn.Module):
                 f"norm={self._norm:.4g}",
                 flush=True,
             )
+
+
+def _taker(engine, index):
+    """A parameter's hook. A model does not keep its engine."""
+
+    def take(param):
+        alive = engine()
+        if alive is not None:
+            alive._take(index, param)
+
+    return take
 
 
 def _flat(tensor):

@@ -1,8 +1,11 @@
 """Which engine holds a parameter: what `oxizero.utils` looks up."""
 
+import gc
 import weakref
 
 from torch.utils.weak import WeakIdKeyDictionary
+
+from oxizero._oxizero import ConfigError
 
 _engines = WeakIdKeyDictionary()
 
@@ -19,3 +22,22 @@ def find(param):
     engine, index = _engines.get(param, (None, None))
     engine = engine and engine()
     return None if engine is None else (engine._core, index)
+
+
+def check_free(module):
+    """Refuses a model of which an engine holds a parameter."""
+    held = [name for name, param in module.named_parameters() if find(param) is not None]
+    if held:
+        gc.collect()  # an engine and its optimizer know each other
+        held = [name for name, param in module.named_parameters() if find(param) is not None]
+    if held:
+        raise ConfigError(
+            f"parameter `{held[0]}` is another engine's; call its destroy(), or initialize one "
+            "engine for all that is trained"
+        )
+
+
+def remove(params):
+    """These parameters are no engine's any more."""
+    for param in params:
+        _engines.pop(param, None)

@@ -46,9 +46,7 @@ def initialize(
     read = _config(args, config, config_params)
     client = _client(model, optimizer, model_parameters, read)
     wrapped = Optimizer(client)
-    scheduler = lr_scheduler
-    if callable(lr_scheduler) and not isinstance(lr_scheduler, torch.optim.lr_scheduler.LRScheduler):
-        scheduler = lr_scheduler(wrapped)
+    scheduler = lr_scheduler(wrapped) if callable(lr_scheduler) else lr_scheduler
     engine = Engine(model, wrapped, read, scheduler)
     engine.training_dataloader = _loader(training_data, collate_fn, read)
     return engine, wrapped, engine.training_dataloader, scheduler

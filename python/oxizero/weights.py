@@ -35,7 +35,9 @@ class Weights:
         }
         unknown = group_of.keys() - names.keys()
         if unknown:
-            raise ConfigError(f"the optimizer has {len(unknown)} parameters that are not the model's")
+            raise ConfigError(
+                f"the optimizer has {len(unknown)} parameters that are not the model's"
+            )
         self.params, self.names, self.groups, self.dtypes = [], [], [], []
         self.others = []
         for param, own in names.values():

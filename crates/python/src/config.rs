@@ -1,7 +1,7 @@
 //! DeepSpeed's configuration, as Python reads it.
 
 use oxizero::{DType, WorldSize};
-use oxizero_core::deepspeed::{DeepSpeedConfig, RuleSettings};
+use oxizero_core::deepspeed::{DeepSpeedConfig, LastBatch, RuleSettings};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -82,7 +82,7 @@ impl Config {
     /// Whether a data loader drops the last, incomplete batch.
     #[getter]
     fn dataloader_drop_last(&self) -> bool {
-        self.0.dataloader_drop_last
+        self.0.last_batch == LastBatch::Dropped
     }
 
     /// The optimizer's settings, with the name of its rule; `None` if the file has none.

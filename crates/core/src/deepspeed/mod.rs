@@ -47,8 +47,17 @@ pub struct DeepSpeedConfig {
     pub optimizer: Option<OptimizerSettings>,
     /// A line is printed after so many steps; `None` for none.
     pub steps_per_print: Option<usize>,
-    /// Whether a data loader drops the last, incomplete batch.
-    pub dataloader_drop_last: bool,
+    /// What a data loader does with the last batch, if it is incomplete.
+    pub last_batch: LastBatch,
+}
+
+/// What becomes of an incomplete batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LastBatch {
+    /// It is trained on.
+    Kept,
+    /// It is dropped.
+    Dropped,
 }
 
 /// Samples in a batch; `train = micro * accumulation * world size`.
@@ -92,7 +101,10 @@ impl DeepSpeedConfig {
         prescaling(&mut top)?;
         let optimizer = top.section("optimizer")?.map(optimizer::parse).transpose()?;
         let steps_per_print = top.count("steps_per_print", 1)?;
-        let dataloader_drop_last = top.switch("dataloader_drop_last")?.unwrap_or(false);
+        let last_batch = match top.switch("dataloader_drop_last")? {
+            Some(true) => LastBatch::Dropped,
+            _ => LastBatch::Kept,
+        };
         top.off(off::TOP)?;
         top.end()?;
         Ok(Self {
@@ -107,7 +119,7 @@ impl DeepSpeedConfig {
             bucket_numel_max,
             optimizer,
             steps_per_print,
-            dataloader_drop_last,
+            last_batch,
         })
     }
 

@@ -17,7 +17,7 @@ pub(super) const TOP: &[(&str, &str)] = &[
         "pass a torch scheduler, or a function that makes one of an optimizer, as \
                    lr_scheduler",
     ),
-    ("activation_checkpointing", "call torch.utils.checkpoint in the model"),
+    ("activation_checkpointing", "checkpoint parts of the model with torch's own function"),
     ("wall_clock_breakdown", OTHER_TOOL),
     ("memory_breakdown", OTHER_TOOL),
     ("dump_state", OTHER_TOOL),

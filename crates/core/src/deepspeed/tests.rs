@@ -42,7 +42,7 @@ fn a_configuration_as_people_have_it_is_honoured() {
             rule: RuleSettings::AdamW(adam),
         }),
         steps_per_print: Some(10),
-        dataloader_drop_last: false,
+        last_batch: LastBatch::Kept,
     };
     assert_eq!(config, expected);
 }
@@ -122,7 +122,7 @@ fn what_is_refused_says_why_and_what_to_write() {
 }
 
 #[test]
-fn fp16_scales_losses_as_deepspeed_does() {
+fn losses_of_fp16_models_are_scaled_as_deepspeed_does() {
     let scaling = |text: &str| read(&format!("{{\"fp16\": {text}}}")).unwrap().loss_scaling;
     let LossScaling::Dynamic(dynamic) = scaling(r#"{"enabled": true}"#) else { panic!() };
     assert_eq!((dynamic.initial, dynamic.hysteresis, dynamic.minimum), (65536.0, 2, 1.0));
