@@ -93,7 +93,7 @@ pub trait Communicator: Send + Sync {
     /// What this rank has asked for so far.
     fn traffic(&self) -> Traffic;
 
-    /// What this rank's process holds of shared memory; nothing where `alloc` is heap memory.
+    /// What there is of shared memory; nothing where `alloc` gives heap memory.
     fn allocated(&self) -> Allocated;
 }
 
@@ -145,13 +145,15 @@ pub struct Traffic {
     pub exchanges: usize,
 }
 
-/// Shared memory that one process holds, by what it asked for; sizes as asked.
+/// Shared memory: what one rank asked for, in sizes as asked, and what the system counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Allocated {
     /// Regions of [`Communicator::alloc`] that are alive.
     pub own: Bytes,
     /// Regions of [`Communicator::alloc_replica`] that are alive, in full, though shared.
     pub replicas: Bytes,
+    /// The pages that the system holds for all ranks of the host together, each once.
+    pub resident: Bytes,
 }
 
 impl std::ops::Add for Traffic {

@@ -89,6 +89,26 @@ fn another_world_size_is_named_at_once() {
 }
 
 #[test]
+fn ranks_that_differ_in_their_replicas_are_refused() {
+    use shm::Replicas::{Private, Shared};
+    for (first, second) in [(Shared, Private), (Private, Shared)] {
+        let socket = name();
+        let join = |rank, replicas| {
+            let options = shm::Options::new(Rank(rank), WorldSize::new(2).unwrap(), &socket);
+            shm::connect(shm::Options { deadline: LATE, replicas, ..options })
+        };
+        let joined = std::thread::scope(|scope| {
+            let other = scope.spawn(|| join(1, second));
+            vec![join(0, first), other.join().unwrap()]
+        });
+        for why in refusals(joined) {
+            let told = format!("rank 0 was started with `Replicas::{first:?}`, and rank 1 was not");
+            assert_eq!(why, told);
+        }
+    }
+}
+
+#[test]
 fn impossible_ranks_worlds_and_names_are_refused() {
     let refused = |name: &str, rank, size| refusals(join(name, SOON, &[(rank, size)])).remove(0);
     let socket = name();

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use oxizero_core::{Bytes, ProcessGroup, Rank, WorldSize};
 use oxizero_device::Region;
 
-use super::Process;
 use super::control::{Meeting, Seat};
 use super::memory::{Offers, PIECE_BYTES, piece_to_bytes};
 use super::section::Reservation;
 use super::signal::Signal;
+use super::{Process, Replicas};
 use crate::operation::Operation;
 use crate::transport::{Failure, Offer, Peers, Transport};
 use crate::{Allocated, CommError};
@@ -279,13 +279,15 @@ impl Transport for ShmTransport {
         self.process.section.alloc(bytes)
     }
 
-    /// The group's first member sets the memory aside, and tells the others where it lies.
+    /// Where replicas are shared, the group's first member sets the memory aside, and tells the
+    /// others where it lies.
     fn alloc_replica(&self, operation: &Operation) -> Result<Region, CommError> {
         let bytes = Bytes(operation.numel.0);
         let section = &self.process.section;
-        if bytes.0 == 0 {
+        if bytes.0 == 0 || !self.shares_replicas() {
+            let own = section.own_replica(bytes)?;
             self.meet(operation, Offer::Pieces(&[]), &mut |_, _| {})?;
-            return Ok(Region::heap(bytes));
+            return Ok(own);
         }
         let mut words = Region::heap(Bytes(Reservation::BYTES));
         let first = self.rank == Rank(0);
@@ -304,7 +306,7 @@ impl Transport for ShmTransport {
     }
 
     fn shares_replicas(&self) -> bool {
-        true
+        self.process.replicas == Replicas::Shared
     }
 
     fn split(&self, group: &ProcessGroup) -> Result<Self, CommError> {

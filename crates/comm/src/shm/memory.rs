@@ -23,6 +23,8 @@ const SECTIONS_LEN_MAX: usize = 1 << 46;
 /// Where the first section starts: the control pages end before it.
 const SECTIONS: usize = (size_of::<Control>() + PAGE).next_multiple_of(1 << 21);
 pub(super) const PAGE: usize = 1 << 12;
+/// The unit of `st_blocks`, whatever the file's blocks are.
+const STAT_BLOCK: usize = 512;
 
 /// This process's mapping of the shared memory.
 pub(super) struct Mapping {
@@ -128,6 +130,12 @@ impl Mapping {
     pub(super) fn offset(&self, address: NonNull<u8>) -> Option<usize> {
         let offset = address.addr().get().checked_sub(self.start.addr().get())?;
         (offset < self.len).then_some(offset)
+    }
+
+    /// What the system holds for the memory, all ranks' together.
+    pub(super) fn resident(&self) -> Bytes {
+        let counted = rustix::fs::fstat(&self.file).expect("an open memfd can be asked about");
+        Bytes(usize::try_from(counted.st_blocks).unwrap_or(0) * STAT_BLOCK)
     }
 
     /// Zeroes `range`, and gives its whole pages back to the system. Nobody may refer to it.
@@ -278,5 +286,6 @@ mod tests {
         assert!(other.control().has_departed(Rank(3)));
         assert_eq!(one.offset(other.address(0)), None);
         assert_eq!(one.offset(one.address(77)), Some(77));
+        assert_eq!(one.resident(), other.resident());
     }
 }

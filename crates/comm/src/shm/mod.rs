@@ -48,12 +48,25 @@ pub struct Options {
     pub socket: OsString,
     /// How long a rank waits for another, from here on and in every operation.
     pub deadline: Duration,
+    /// Whose memory replicas lie in, in all groups of the world; the same on every rank.
+    pub replicas: Replicas,
+}
+
+/// Whose memory [`Communicator::alloc_replica`] gives a rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Replicas {
+    /// All ranks': the machine holds a replica once.
+    #[default]
+    Shared,
+    /// Its own, of which it may write all at any time.
+    Private,
 }
 
 impl Options {
-    /// The options of `rank`, with the default deadline.
+    /// The options of `rank`, with the default deadline and shared replicas.
     pub fn new(rank: Rank, world_size: WorldSize, socket: impl Into<OsString>) -> Self {
-        Self { rank, world_size, socket: socket.into(), deadline: DEFAULT_DEADLINE }
+        let (deadline, replicas) = (DEFAULT_DEADLINE, Replicas::default());
+        Self { rank, world_size, socket: socket.into(), deadline, replicas }
     }
 }
 
@@ -89,6 +102,7 @@ struct Process {
     rank: Rank,
     mapping: Arc<Mapping>,
     section: Arc<Section>,
+    replicas: Replicas,
     /// Turns that a wait spins: none where ranks must take turns on the processors.
     spins: u32,
     watcher: Option<Watcher>,
@@ -100,12 +114,12 @@ const SPINS: u32 = 2_000;
 
 impl Process {
     fn new(mapping: Arc<Mapping>, options: &Options, peers: Vec<Peer>) -> Result<Self, CommError> {
-        let rank = options.rank;
+        let Options { rank, replicas, .. } = *options;
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let spins = if options.world_size.get() <= processors { SPINS } else { 0 };
         let section = Section::new(Arc::clone(&mapping), rank);
         let watcher = Some(Watcher::start(Arc::clone(&mapping), rank, peers)?);
-        Ok(Self { rank, mapping, section, spins, watcher })
+        Ok(Self { rank, mapping, section, replicas, spins, watcher })
     }
 
     fn control(&self) -> &Control {

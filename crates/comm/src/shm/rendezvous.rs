@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use oxizero_core::{Rank, WorldSize};
 use rustix::io::Errno;
 
-use super::{Options, memory, socket};
+use super::{Options, Replicas, memory, socket};
 use crate::CommError;
 
 /// Another process of the world.
@@ -128,12 +128,17 @@ impl<'a> Host<'a> {
     /// Takes the first message of a new connection. Any other message than these is not answered.
     fn introduce(&mut self, connection: OwnedFd) -> Result<(), String> {
         let Ok((message, _)) = socket::receive(&connection) else { return Ok(()) };
-        let Some([HELLO, rank, world_size]) = words(&message) else { return Ok(()) };
+        let Some([HELLO, rank, world_size, replicas]) = words(&message) else { return Ok(()) };
+        let own_replicas = self.options.replicas;
         let expected = self.options.world_size.get();
         let refusal = match self.joined.get(rank as usize) {
             _ if world_size != expected as u64 => Some(format!(
                 "rank {rank} was started for a world of {world_size}, and rank 0 for {expected}"
             )),
+            _ if replicas != word(own_replicas) => {
+                let own = format!("`Replicas::{own_replicas:?}`");
+                Some(format!("rank 0 was started with {own}, and rank {rank} was not"))
+            }
             Some(None) if rank > 0 => None,
             Some(_) => Some(format!("two processes were started as rank {rank}")),
             None => Some(format!("a world of {expected} has no rank {rank}")),
@@ -182,7 +187,8 @@ fn connect(options: &Options) -> Result<(OwnedFd, Vec<Peer>), String> {
     if !matches!(socket::peer(&socket), Ok((_, true))) {
         return Err(format!("another user listens under {}", options.socket.display()));
     }
-    let hello = [HELLO, options.rank.0 as u64, options.world_size.get() as u64];
+    let (rank, world_size) = (options.rank.0 as u64, options.world_size.get() as u64);
+    let hello = [HELLO, rank, world_size, word(options.replicas)];
     socket::send(&socket, bytemuck::cast_slice(&hello), None)
         .map_err(|errno| format!("rank 0 has closed the connection: {errno}"))?;
 
@@ -247,8 +253,16 @@ fn advice(errno: Errno) -> String {
     }
 }
 
-fn words(message: &[u8]) -> Option<[u64; 3]> {
-    let words: [u8; 24] = message.try_into().ok()?;
+/// As every process of a world must have it.
+fn word(replicas: Replicas) -> u64 {
+    match replicas {
+        Replicas::Shared => 0,
+        Replicas::Private => 1,
+    }
+}
+
+fn words(message: &[u8]) -> Option<[u64; 4]> {
+    let words: [u8; 32] = message.try_into().ok()?;
     Some(bytemuck::cast(words))
 }
 

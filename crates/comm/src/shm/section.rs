@@ -3,7 +3,8 @@
 //! Free memory is always zero: it is cleared when it is given back, so that handing it out is
 //! only arithmetic, and its pages come when they are first written to. Only the last few blocks of
 //! middle size are kept as they are, since steps ask for the same sizes again and again, and new
-//! pages cost many times as much as zeroing old ones.
+//! pages cost many times as much as zeroing old ones. One of them is cleared before another block
+//! takes new pages, so that a step's peak is not their sum.
 //!
 //! After a failure nothing is cleared or used again: a collective that did not complete may have
 //! left a rank that still reads.
@@ -20,8 +21,10 @@ use super::free_list::FreeList;
 use super::memory::{Mapping, PAGE};
 use crate::{Allocated, CommError};
 
-/// Blocks from this size on are whole pages, so that all of their memory can be given back.
-const WHOLE_PAGES_FROM: usize = 1 << 20;
+/// Blocks from this size on are multiples of it, so that all of their memory can be given back,
+/// and one that is kept serves another of nearly its size. What is not written to takes addresses
+/// only.
+const UNIT: usize = 1 << 20;
 
 /// Blocks of at most so many bytes are kept for the next of their size, and at most so many: this
 /// is what a process may hold beyond what is allocated.
@@ -59,28 +62,42 @@ impl Section {
         Allocated {
             own: Bytes(self.own.load(Relaxed)),
             replicas: Bytes(self.replicas.load(Relaxed)),
+            resident: self.mapping.resident(),
         }
     }
 
-    /// A region of this rank's own, counted in [`allocated`](Self::allocated).
+    /// A region of this rank's own, zeroed.
     pub(super) fn alloc(self: &Arc<Self>, bytes: Bytes) -> Result<Region, CommError> {
-        let (mut region, is_zero) = self.own_region(bytes, bytes)?;
+        self.zeroed_region(bytes, Counted::Own)
+    }
+
+    /// A replica that no other rank holds, zeroed.
+    pub(super) fn own_replica(self: &Arc<Self>, bytes: Bytes) -> Result<Region, CommError> {
+        self.zeroed_region(bytes, Counted::Replica)
+    }
+
+    /// A region to pass other memory on through, not zeroed.
+    pub(super) fn staging(self: &Arc<Self>, bytes: Bytes) -> Result<Region, CommError> {
+        Ok(self.own_region(bytes, Counted::No)?.0)
+    }
+
+    fn zeroed_region(
+        self: &Arc<Self>,
+        bytes: Bytes,
+        counted: Counted,
+    ) -> Result<Region, CommError> {
+        let (mut region, is_zero) = self.own_region(bytes, counted)?;
         if !is_zero {
             region.bytes_mut().fill(0);
         }
         Ok(region)
     }
 
-    /// A region to pass other memory on through, not zeroed; not counted.
-    pub(super) fn staging(self: &Arc<Self>, bytes: Bytes) -> Result<Region, CommError> {
-        Ok(self.own_region(bytes, Bytes(0))?.0)
-    }
-
     /// A region, and whether it is zero.
     fn own_region(
         self: &Arc<Self>,
         bytes: Bytes,
-        counted: Bytes,
+        counted: Counted,
     ) -> Result<(Region, bool), CommError> {
         if bytes.0 == 0 {
             return Ok((Region::heap(bytes), true));
@@ -89,12 +106,17 @@ impl Section {
         let kept = blocks.kept.iter().position(|range| Some(range.len()) == block_len(bytes));
         let range = match kept {
             Some(index) => blocks.kept.remove(index),
-            None => self.take(&mut blocks, bytes)?,
+            None => {
+                self.make_room(&mut blocks, bytes);
+                self.take(&mut blocks, bytes)?
+            }
         };
         drop(blocks);
-        self.own.fetch_add(counted.0, Relaxed);
+        if let Some(count) = self.count(counted) {
+            count.fetch_add(bytes.0, Relaxed);
+        }
         let start = self.mapping.address(range.start);
-        let block = OwnBlock { section: Arc::clone(self), range, counted };
+        let block = OwnBlock { section: Arc::clone(self), range, bytes, counted };
         // SAFETY: `block` keeps the mapping alive and the range out of the free list, which gave
         // it to nobody else; other ranks read of it only what is offered to them.
         let region = unsafe { Region::from_foreign(start, bytes, Box::new(block)) };
@@ -134,6 +156,17 @@ impl Section {
         unsafe { Region::from_foreign(start, bytes, Box::new(block)) }
     }
 
+    /// Clears the block that was kept longest if there are as many as may be, and more is needed.
+    fn make_room(&self, blocks: &mut Blocks, bytes: Bytes) {
+        if bytes.0 >= UNIT && blocks.kept.len() == KEPT_MAX {
+            let longest = blocks.kept.remove(0);
+            // What cannot be cleared is not used again.
+            if self.clear(&longest) {
+                blocks.free.give(longest);
+            }
+        }
+    }
+
     fn take(&self, blocks: &mut Blocks, bytes: Bytes) -> Result<Range<usize>, CommError> {
         let returned = |(index, _): &mut (usize, Range<usize>)| self.holders(*index).reclaim();
         for (_, range) in blocks.replicas.extract_if(.., returned) {
@@ -143,6 +176,14 @@ impl Section {
             let why = format!("{bytes} do not fit into what is left of this rank's addresses");
             CommError::System { operation: "allocate shared memory", why }
         })
+    }
+
+    fn count(&self, counted: Counted) -> Option<&AtomicUsize> {
+        match counted {
+            Counted::Own => Some(&self.own),
+            Counted::Replica => Some(&self.replicas),
+            Counted::No => None,
+        }
     }
 
     fn blocks(&self) -> MutexGuard<'_, Blocks> {
@@ -175,11 +216,11 @@ impl Section {
 }
 
 fn align(bytes: Bytes) -> usize {
-    if bytes.0 < WHOLE_PAGES_FROM { REGION_ALIGN } else { PAGE }
+    if bytes.0 < UNIT { REGION_ALIGN } else { PAGE }
 }
 
 fn block_len(bytes: Bytes) -> Option<usize> {
-    bytes.0.checked_next_multiple_of(align(bytes))
+    bytes.0.checked_next_multiple_of(if bytes.0 < UNIT { REGION_ALIGN } else { UNIT })
 }
 
 /// Where a replica lies, as its holders tell each other.
@@ -209,15 +250,26 @@ impl Reservation {
 struct OwnBlock {
     section: Arc<Section>,
     range: Range<usize>,
-    counted: Bytes,
+    bytes: Bytes,
+    counted: Counted,
+}
+
+/// As what a block of this rank's own counts in [`Section::allocated`].
+#[derive(Clone, Copy)]
+enum Counted {
+    Own,
+    Replica,
+    No,
 }
 
 impl Drop for OwnBlock {
     fn drop(&mut self) {
         let section = &self.section;
-        section.own.fetch_sub(self.counted.0, Relaxed);
+        if let Some(count) = section.count(self.counted) {
+            count.fetch_sub(self.bytes.0, Relaxed);
+        }
         let mut dropped = Some(self.range.clone());
-        if (WHOLE_PAGES_FROM..=KEPT_BYTES_MAX).contains(&self.range.len()) {
+        if (UNIT..=KEPT_BYTES_MAX).contains(&self.range.len()) {
             dropped = section.keep(self.range.clone());
         }
         // What cannot be cleared is not used again.
@@ -279,6 +331,7 @@ mod tests {
             assert!(offers.bytes(Rank(rank), 0..bytes.0).iter().all(|byte| *byte == 7));
             assert_ne!(place(&new), start);
         }
-        assert_eq!(section.allocated(), Allocated { own: bytes, replicas: Bytes(0) });
+        let allocated = section.allocated();
+        assert_eq!((allocated.own, allocated.replicas), (bytes, Bytes(0)));
     }
 }

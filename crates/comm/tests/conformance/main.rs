@@ -28,7 +28,14 @@ macro_rules! conformance {
             $(#[test] fn $name() { super::in_threads(super::$module::$name); })*
         }
         mod on_processes {
-            $(#[test] fn $name() { super::processes::run_in_every_world(stringify!($name)); })*
+            use super::processes::run_in_every_world;
+            use oxizero_comm::shm::Replicas;
+            $(#[test] fn $name() { run_in_every_world(stringify!($name), Replicas::Shared); })*
+        }
+        mod on_processes_with_private_replicas {
+            use super::processes::run_in_every_world;
+            use oxizero_comm::shm::Replicas;
+            $(#[test] fn $name() { run_in_every_world(stringify!($name), Replicas::Private); })*
         }
         /// What a process of a test's world may be asked to do.
         const CASES: &[(&str, Case)] = &[$((stringify!($name), $module::$name)),*];

@@ -4,8 +4,9 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use oxizero_comm::{CommError, Communicator, shm};
-use oxizero_core::{Bytes, DType, Numel, Rank, WorldSize};
+use oxizero_comm::shm::{self, Replicas};
+use oxizero_comm::{CommError, Communicator};
+use oxizero_core::{Bytes, DType, Numel, ProcessGroup, Rank, WorldSize};
 use oxizero_device::Buffer;
 use rustix::process::{Pid, Signal};
 
@@ -19,7 +20,9 @@ const ROLES: &[(&str, Case)] = &[
     ("time_out_on_the_second_rank", time_out_on_the_second_rank),
     ("take_turns", take_turns),
     ("give_memory_back", give_memory_back),
+    ("use_kept_blocks", use_kept_blocks),
     ("share_replicas", share_replicas),
+    ("keep_replicas_apart", keep_replicas_apart),
     ("run_out_of_addresses", run_out_of_addresses),
     ("run_out_of_groups", run_out_of_groups),
     ("watch_with_too_few_files", watch_with_too_few_files),
@@ -36,10 +39,17 @@ fn process_of_a_world() {
         world_size: WorldSize::new(number("OXIZERO_TEST_WORLD") as usize).unwrap(),
         socket: std::env::var("OXIZERO_TEST_SOCKET").unwrap().into(),
         deadline: Duration::from_millis(number("OXIZERO_TEST_DEADLINE_MS")),
+        replicas: match std::env::var_os(PRIVATE_REPLICAS) {
+            Some(_) => Replicas::Private,
+            None => Replicas::Shared,
+        },
     };
     let (_, case) = CASES.iter().chain(ROLES).find(|(name, _)| *name == case).unwrap();
     case(shm::connect(options).unwrap());
 }
+
+/// Set in processes whose replicas are their own.
+const PRIVATE_REPLICAS: &str = "OXIZERO_TEST_PRIVATE_REPLICAS";
 
 /// The processes of one world. Those that still run are killed with it.
 struct World {
@@ -51,7 +61,12 @@ struct World {
 
 impl World {
     fn start(case: &str, size: usize, deadline: Duration) -> Self {
+        Self::start_with(Replicas::Shared, case, size, deadline)
+    }
+
+    fn start_with(replicas: Replicas, case: &str, size: usize, deadline: Duration) -> Self {
         let folder = tempfile::tempdir().unwrap();
+        let is_private = (replicas == Replicas::Private).then_some((PRIVATE_REPLICAS, ""));
         let start = |rank: usize| {
             Command::new(std::env::current_exe().unwrap())
                 .args(["processes::process_of_a_world", "--exact", "--nocapture"])
@@ -61,6 +76,7 @@ impl World {
                 .current_dir(folder.path())
                 .env("OXIZERO_TEST_SOCKET", folder.path().join("name"))
                 .env("OXIZERO_TEST_DEADLINE_MS", deadline.as_millis().to_string())
+                .envs(is_private)
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped())
                 .spawn()
@@ -125,9 +141,9 @@ fn shared_files() -> Vec<String> {
     names.filter(|name| name.contains("oxizero")).collect()
 }
 
-pub(crate) fn run_in_every_world(case: &str) {
+pub(crate) fn run_in_every_world(case: &str, replicas: Replicas) {
     for size in WORLDS {
-        World::start(case, size, DEADLINE).finish(None);
+        World::start_with(replicas, case, size, DEADLINE).finish(None);
     }
 }
 
@@ -287,6 +303,26 @@ fn memory_is_counted_and_given_back() {
     World::start("give_memory_back", 2, DEADLINE).finish(None);
 }
 
+/// What lies there is never more than two blocks that were used and the one in use, nor, where a
+/// kept block serves nearly as large a one, more than that.
+fn use_kept_blocks(comm: Box<dyn Communicator>) {
+    let base = comm.allocated().resident.0;
+    let used = |bytes| {
+        let mut block = comm.alloc(Bytes(bytes)).unwrap();
+        assert!(block.bytes().iter().all(|byte| *byte == 0));
+        block.bytes_mut().fill(1);
+        comm.allocated().resident.0 - base
+    };
+    assert_eq!([8, 8, 9, 8, 9].map(|mib| used(mib << 20) >> 20), [8, 8, 17, 17, 17]);
+    assert_eq!(used((9 << 20) - 5000) >> 20, 17);
+    assert_eq!([20, 8, 20].map(|mib| used(mib << 20) >> 20), [29, 28, 28]);
+}
+
+#[test]
+fn kept_blocks_are_used_again_or_make_room() {
+    World::start("use_kept_blocks", 1, DEADLINE).finish(None);
+}
+
 /// One rank writes, all read the same; and the place is used again when all have let go.
 fn share_replicas(comm: Box<dyn Communicator>) {
     assert!(comm.shares_replicas());
@@ -309,6 +345,36 @@ fn share_replicas(comm: Box<dyn Communicator>) {
 #[test]
 fn replicas_are_one_memory() {
     World::start("share_replicas", 3, DEADLINE).finish(None);
+}
+
+/// Every rank writes all of its own, in groups too; a gather moves only other ranks' shards.
+fn keep_replicas_apart(comm: Box<dyn Communicator>) {
+    let bytes = 1 << 20;
+    let pair = comm.split(&ProcessGroup::new(vec![Rank(0), Rank(1)]).unwrap()).unwrap();
+    pair.barrier().unwrap();
+    let before = comm.allocated();
+    pair.barrier().unwrap();
+    for comm in [&*comm, &*pair] {
+        assert!(!comm.shares_replicas());
+        let mut replica = comm.alloc_replica(Bytes(bytes)).unwrap();
+        replica.bytes_mut().fill(comm.rank().0 as u8 + 1);
+        comm.barrier().unwrap();
+        assert!(replica.bytes().iter().all(|byte| *byte == comm.rank().0 as u8 + 1));
+        let allocated = comm.allocated();
+        assert_eq!((allocated.own, allocated.replicas), (Bytes(0), Bytes(bytes)));
+        let resident = allocated.resident.0 - before.resident.0;
+        assert!((2 * bytes..3 * bytes).contains(&resident), "{resident}");
+
+        let full = comm.all_gather(Buffer::new(replica, DType::F32)).unwrap().wait().unwrap();
+        let (first, second) = full.region().bytes().split_at(bytes / 2);
+        assert!(first.iter().all(|byte| *byte == 1) && second.iter().all(|byte| *byte == 2));
+        comm.barrier().unwrap();
+    }
+}
+
+#[test]
+fn private_replicas_are_each_ranks_own() {
+    World::start_with(Replicas::Private, "keep_replicas_apart", 2, DEADLINE).finish(None);
 }
 
 /// The others learn at once what failed on one rank alone.
@@ -341,7 +407,7 @@ fn run_out_of_addresses(comm: Box<dyn Communicator>) {
 
 /// Rank 1 is the first of many groups, and finds no place for one more.
 fn run_out_of_groups(comm: Box<dyn Communicator>) {
-    let group = oxizero_core::ProcessGroup::new(vec![Rank(1), Rank(2)]).unwrap();
+    let group = ProcessGroup::new(vec![Rank(1), Rank(2)]).unwrap();
     comm.barrier().unwrap();
     if group.rank_of(comm.rank()).is_none() {
         return expect_rank_1_to_fail(&*comm, comm.barrier(), "256 groups are open already");
@@ -378,7 +444,7 @@ fn watch_with_too_few_files(comm: Box<dyn Communicator>) {
     if comm.rank() == Rank(3) {
         return;
     }
-    let others = oxizero_core::ProcessGroup::new((0..3).map(Rank).collect()).unwrap();
+    let others = ProcessGroup::new((0..3).map(Rank).collect()).unwrap();
     let error = loop {
         match comm.split(&others) {
             Ok(_) => std::thread::sleep(Duration::from_millis(1)),
@@ -397,9 +463,8 @@ fn a_rank_that_cannot_watch_the_others_says_so() {
 /// place while the others already look for the group's next one.
 fn split_and_leave(comm: Box<dyn Communicator>) {
     let groups = [&[0, 1][..], &[1, 2], &[0, 1, 2], &[0, 2]];
-    let groups = groups.map(|ranks| {
-        oxizero_core::ProcessGroup::new(ranks.iter().copied().map(Rank).collect()).unwrap()
-    });
+    let groups =
+        groups.map(|ranks| ProcessGroup::new(ranks.iter().copied().map(Rank).collect()).unwrap());
     for round in 0..ROUNDS {
         let group = &groups[round / 64 % groups.len()];
         if group.rank_of(comm.rank()).is_none() {
