@@ -181,7 +181,8 @@ impl Named {
         let clip = clip_norm.map_or("unclipped".into(), |norm| format!("clipped at {norm}"));
         let name = format!(
             "{} ranks, {model}, {reduce} and {accumulate}, windows of {accumulation}, \
-             {bucketing:?}, {reduction:?}, {clip}, align {}, {} parameters, {:?}, reads {:?}, seed {}",
+             {bucketing:?}, {reduction:?}, {clip}, align {}, {} parameters, {:?}, reads {:?}, \
+             seed {}",
             trial.ranks,
             align.0,
             trial.specs.len(),

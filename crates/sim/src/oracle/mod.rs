@@ -390,8 +390,8 @@ mod tests {
         assert_eq!(weights, [(0.0, 1), (1.0, 0)]);
     }
 
-    /// Two ranks, of which each has an expert that it alone uses, and both the same norm weights: the
-    /// micro-batches of both count for all, and the copy counts once in the norm.
+    /// Two ranks with an expert each, and a parameter of both: the micro-batches of both count for
+    /// all, and a copy counts once.
     #[test]
     fn experts_train_apart_and_copies_count_once() {
         let expert = Param {

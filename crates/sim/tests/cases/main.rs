@@ -7,6 +7,7 @@
 
 mod access;
 mod averaging;
+mod groups;
 mod loss_scales;
 mod misuse;
 mod norms;
