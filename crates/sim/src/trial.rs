@@ -54,8 +54,8 @@ pub enum Reads {
     All,
     /// None: the step reduces them.
     None,
-    /// All of them, and then they are set to what was read: to the data-parallel ones and to the
-    /// global ones in turn.
+    /// All of them, and then they are set to what was read: to the data-parallel ones, to the
+    /// global ones, and one by one, in turn.
     SetBack,
 }
 
@@ -260,8 +260,15 @@ impl Trial {
         read.model_grads = self.of_model(&model);
         let global = engine.full_grads(Scope::Global)?;
         read.global_grads = self.of_model(&global);
-        if self.reads == Reads::SetBack {
-            engine.set_full_grads(if step.is_multiple_of(2) { &model } else { &global })?;
+        match (self.reads, step % 3) {
+            (Reads::SetBack, 0) => engine.set_full_grads(&model)?,
+            (Reads::SetBack, 1) => engine.set_full_grads(&global)?,
+            (Reads::SetBack, _) => {
+                for (param, grad) in model.iter() {
+                    engine.set_full_grad(param, grad)?;
+                }
+            }
+            (Reads::All | Reads::None, _) => {}
         }
         Ok(read)
     }

@@ -11,7 +11,7 @@ use Along::{Distinct, Reduced, Replicated};
 const ROWS: Along = Along::Split { dim: 0 };
 
 /// The trial on this mesh; `along` says by parameter what it does along each axis.
-fn on(mesh: &Mesh, along: &[&[Along]], trial: Trial) -> Trial {
+pub(super) fn on(mesh: &Mesh, along: &[&[Along]], trial: Trial) -> Trial {
     let mut trial = Trial { ranks: mesh.world_size().get(), ..trial };
     trial.options.mesh = Some(mesh.clone());
     for (spec, along) in trial.specs.iter_mut().zip(along) {
@@ -21,7 +21,7 @@ fn on(mesh: &Mesh, along: &[&[Along]], trial: Trial) -> Trial {
 }
 
 /// Calls `check` with every rank and what it has after the trial, in every stage and bucketing.
-fn each_rank(trial: &Trial, check: impl Fn(usize, &Trained)) {
+pub(super) fn each_rank(trial: &Trial, check: impl Fn(usize, &Trained)) {
     each_stage(trial, |trial| {
         trial.run().iter().enumerate().for_each(|(rank, trained)| check(rank, trained));
     });
