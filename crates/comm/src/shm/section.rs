@@ -323,7 +323,7 @@ mod tests {
         replica.bytes_mut().fill(7);
         let places = [place(&own), place(&replica)];
 
-        mapping.control().fail(Failure::Late { rank: Rank(1), waiter: Rank(0) });
+        mapping.control().fail(Failure::Dead(Rank(1)));
         drop((own, replica));
         let new = section.alloc(bytes).unwrap();
         let offers = Offers::new(&mapping, places.map(|start| start..start + bytes.0).to_vec());

@@ -10,7 +10,7 @@ use oxizero_core::{Bytes, DType, Numel, ProcessGroup, Rank, WorldSize};
 use oxizero_device::Buffer;
 use rustix::process::{Pid, Signal};
 
-use crate::{CASES, Case, DEADLINE, WORLDS, meshes};
+use crate::{CASES, Case, DEADLINE, WORLDS, deadlocks, meshes};
 
 /// What only processes can show.
 const ROLES: &[(&str, Case)] = &[
@@ -18,6 +18,7 @@ const ROLES: &[(&str, Case)] = &[
     ("wait_in_pairs_for_the_second_rank", wait_in_pairs_for_the_second_rank),
     ("reduce_until_the_second_rank_dies", reduce_until_the_second_rank_dies),
     ("time_out_on_the_second_rank", time_out_on_the_second_rank),
+    ("time_out_crosswise", deadlocks::time_out_crosswise),
     ("take_turns", take_turns),
     ("give_memory_back", give_memory_back),
     ("use_kept_blocks", use_kept_blocks),
@@ -228,6 +229,11 @@ fn a_stopped_rank_is_named_after_the_deadline() {
     world.finish(Some(1));
     let waited = stopped.elapsed();
     assert!(waited > Duration::from_millis(400) && waited < Duration::from_secs(5), "{waited:?}");
+}
+
+#[test]
+fn late_processes_tell_where_they_wait() {
+    World::start("time_out_crosswise", 2, Duration::from_millis(400)).finish(None);
 }
 
 fn take_turns(comm: Box<dyn Communicator>) {
