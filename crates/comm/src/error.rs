@@ -76,7 +76,7 @@ pub enum CommError {
         list(offered)
     )]
     Unfilled {
-        /// The place in the order, counted from 1.
+        /// The place in the order, counted from 1; 0 for an operation of several.
         sequence: u64,
         /// What all ranks asked for.
         wanted: String,

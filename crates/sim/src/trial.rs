@@ -263,11 +263,7 @@ impl Trial {
         match (self.reads, step % 3) {
             (Reads::SetBack, 0) => engine.set_full_grads(&model)?,
             (Reads::SetBack, 1) => engine.set_full_grads(&global)?,
-            (Reads::SetBack, _) => {
-                for (param, grad) in model.iter() {
-                    engine.set_full_grad(param, grad)?;
-                }
-            }
+            (Reads::SetBack, _) => engine.map_grads(|_, _, _| ())?,
             (Reads::All | Reads::None, _) => {}
         }
         Ok(read)

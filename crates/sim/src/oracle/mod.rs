@@ -123,7 +123,6 @@ impl Oracle {
         let norms = (0..self.params.len()).map(|param| self.norm_of(param, &grads)).collect();
         let mut applied_grads = grads.clone();
         if self.setup.edits == Edits::SetBack {
-            used.fill(true);
             for (grad, instance) in applied_grads.iter_mut().zip(&self.instances) {
                 let dtype = self.params[instance.param].accumulate;
                 grad.iter_mut().for_each(|grad| *grad = round(*grad, dtype));

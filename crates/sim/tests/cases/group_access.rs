@@ -156,9 +156,10 @@ fn ranks_that_hold_the_same_start_with_the_firsts_weights() {
     }
 }
 
-/// An expert that nobody used moves once its gradient was set, and the others as before.
+/// An expert that nobody used stays as it is when what was read is set back, and moves once its
+/// gradient was written.
 #[test]
-fn an_unused_expert_whose_gradient_is_set_is_updated() {
+fn an_unused_expert_is_updated_only_if_its_gradient_was_written() {
     let backward: Backward = |at, _| match at.param {
         0 => vec![],
         _ => vec![vec![1.0]],
@@ -166,10 +167,25 @@ fn an_unused_expert_whose_gradient_is_set_is_updated() {
     let mut trial = on(&mesh(&[("expert", 2)]), &[&[Distinct], &[]], two_units(F32, backward));
     trial.initial = vec![vec![1.0, 2.0], vec![1.0]];
     trial.groups = vec![GroupOptions { lr: 0.5, weight_decay: 0.5 }];
-    each_rank(&trial, |rank, trained| {
-        assert_eq!(trained.weights, [[[1.0, 2.0][rank]], [0.25]]);
-    });
-    each_rank(&Trial { reads: Reads::SetBack, ..trial }, |rank, trained| {
-        assert_eq!(trained.weights, [[[0.75, 1.5][rank]], [0.25]]);
+    for reads in [Reads::All, Reads::SetBack] {
+        each_rank(&Trial { reads, ..trial.clone() }, |rank, trained| {
+            assert_eq!(trained.weights, [[[1.0, 2.0][rank]], [0.25]]);
+        });
+    }
+    each_stage(&trial, |trial| {
+        for (weights, rank) in world::run(2, |comm| {
+            let mut engine = trial.start(comm).unwrap();
+            trial.micro_batch(&mut engine, 0, 0).unwrap();
+            let mut seen = vec![];
+            engine.map_grads(|param, _, _| seen.push(param)).unwrap();
+            assert!(seen.iter().all(|param| *param == ParamId(1)), "{seen:?}");
+            let mut grads = engine.full_grads(Scope::DataParallel).unwrap();
+            assert!(grads.get_mut(ParamId(0)).is_some());
+            engine.set_full_grads(&grads).unwrap();
+            engine.step().unwrap();
+            (trial.weights(&mut engine).unwrap(), engine.communicator().rank().0)
+        }) {
+            assert_eq!(weights, [[[0.75, 1.5][rank]], [0.25]]);
+        }
     });
 }

@@ -118,7 +118,7 @@ fn whole_gradients_of_another_shape_are_refused_on_all_ranks() {
             let set = if rank_of(engine) == 1 { &other } else { &own };
             let error = engine.set_full_grads(set).unwrap_err();
             let said = match rank_of(engine) {
-                1 => matches!(error, EngineError::GradNumel { .. }),
+                1 => matches!(error, EngineError::WrongNumel { .. }),
                 _ => matches!(error, EngineError::PeerRefused { rank: Rank(1) }),
             };
             assert!(said, "{error:?}");
@@ -167,4 +167,25 @@ fn micro_batches_that_differ_along_a_tensor_axis_are_refused_on_all_ranks() {
             });
         }
     }
+}
+
+/// A replicated parameter that the tensor axis' first rank used and its second did not.
+#[test]
+fn replicas_that_are_not_used_alike_are_refused_on_all_ranks() {
+    let trial = on(&mesh(&[("tensor", 2)]), two_units(F32, |_, _| vec![]));
+    each_stage(&trial, |trial| {
+        each_rank(trial, |engine| {
+            for param in [0, 1].into_iter().skip(rank_of(engine)) {
+                let grad = GradIn { values: GradView::F32(&[1.0]), loss_scale: LossScale::ONE };
+                engine.grad_ready(ParamId(param), grad).unwrap();
+            }
+            engine.backward_end().unwrap();
+            let error = engine.step().unwrap_err();
+            let EngineError::ReplicasDiffer { param, first, second } = &error else {
+                panic!("{error:?}")
+            };
+            assert_eq!((first, second), (&Rank(0), &Rank(1)));
+            assert_eq!(*param, trial.specs[0].name);
+        });
+    });
 }
