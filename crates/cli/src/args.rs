@@ -32,7 +32,7 @@ pub(crate) enum Command {
     Train(TrainArguments),
     /// Show how many bytes each rank would hold, before anything is allocated.
     Plan(Overrides),
-    /// Time what the engine does beside plain copies of the same bytes.
+    /// Time what the engine does beside plain copies, and measure the memory that it takes.
     Bench(BenchArguments),
     /// Train as the engine does and as a plain loop does, and show that the numbers are the same.
     Parity(ParityArguments),

@@ -23,6 +23,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::args::{Arguments, Command, TrainArguments};
+use crate::bench::BenchJob;
 use crate::data::Corpus;
 use crate::error::CliError;
 use crate::job::Job;
@@ -42,12 +43,24 @@ fn main() -> ExitCode {
         Command::Plan(overrides) => overrides.config().and_then(|config| plan::show(&config)),
         Command::Parity(arguments) => parity::run(&arguments),
         Command::Experiment(arguments) => experiment::run(&arguments),
-        Command::Bench(arguments) => arguments.job().and_then(|job| launch::run(Work::Bench(job))),
+        Command::Bench(arguments) => arguments.jobs().and_then(bench_all),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => error.report(),
     }
+}
+
+/// A bench that came to a bad result does not keep the next from running; anything else does.
+fn bench_all(jobs: Vec<BenchJob>) -> Result<(), CliError> {
+    let mut result = Ok(());
+    for job in jobs {
+        match launch::run(Work::Bench(job)) {
+            Err(error @ CliError::Run(_)) => result = result.and(Err(error)),
+            done => done?,
+        }
+    }
+    result
 }
 
 /// Everything that can be refused is, before the folder is made and a rank is started.

@@ -43,6 +43,9 @@ pub(crate) enum RankError {
     /// A bench computed something else than it must.
     #[error("{0}")]
     Contents(String),
+    /// A bench took more memory than it may.
+    #[error("{0}")]
+    OverBound(String),
 }
 
 impl RankError {
@@ -60,7 +63,7 @@ impl RankError {
             Self::Engine(EngineError::PeerRefused { .. }) => Blame::Other,
             Self::Engine(EngineError::Comm(error)) | Self::Comm(error) => Blame::of_comm(error),
             Self::Closed => Blame::Reader,
-            Self::Fruitless(_) => Blame::All,
+            Self::Fruitless(_) | Self::OverBound(_) => Blame::All,
             _ => Blame::Own,
         }
     }

@@ -1,4 +1,5 @@
-//! Benches run small: what they compute, and the form in which they tell, but no time.
+//! Benches run small: what they compute, the form in which they tell, and memory within what is no
+//! matter of size; but no time.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic in its helpers too")]
 
@@ -66,4 +67,49 @@ fn the_table_names_everything_and_bad_flags_are_refused() {
         let output = place.run(&format!("bench gradients {flags}"));
         assert_eq!(output.status.code(), Some(2), "{flags}");
     }
+}
+
+/// More than an allocator leaves between blocks of so small a model and takes for itself; that is
+/// little beside a model of the size which the bound is for.
+const LEFT_BETWEEN: f64 = (16 << 20) as f64;
+
+#[test]
+fn memory_stays_below_its_bound_but_for_what_the_allocator_leaves_between() {
+    let place = Place::new();
+    for stage in 0..4 {
+        let words = format!("bench memory --params 8000001 --rounds 2 --json --stage {stage}");
+        let output = place.run(&words);
+        let lines = String::from_utf8(output.stdout).unwrap();
+        let rows: Vec<Value> =
+            lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(rows.len(), 8, "{lines}");
+        for (wire, rows) in ["bf16", "f32"].into_iter().zip(rows.chunks(4)) {
+            let name = format!("memory/stage{stage}/{wire}-wire");
+            for (row, end) in rows.iter().zip(["", "/accounted", "/planned", "/bound"]) {
+                assert_eq!(row["name"], format!("{name}{end}"));
+                assert_eq!((&row["ranks"], &row["unit"]), (&2.into(), &"bytes".into()), "{row}");
+                assert_eq!(row["reference"], "bound", "{row}");
+            }
+            let [most, accounted, planned, bound] =
+                [0, 1, 2, 3].map(|index| rows[index]["median"].as_f64().unwrap());
+            assert!(accounted == planned && planned <= bound, "{lines}");
+            assert!(most > 0.9 * accounted && most <= bound + LEFT_BETWEEN, "{lines}");
+            let ratio = rows[0]["ratio"].as_f64().unwrap();
+            assert!((ratio - most / bound).abs() <= 1e-9 * ratio, "{lines}");
+        }
+        let is_within = rows.iter().all(|row| row["ratio"].as_f64().unwrap() <= 1.0);
+        assert_eq!(output.status.code(), Some(i32::from(!is_within)), "{lines}");
+    }
+}
+
+/// No model is so small that its process takes nothing.
+#[test]
+fn memory_above_its_bound_is_an_error_after_all_was_told() {
+    let output = Place::new().run("bench memory --params 300001 --rounds 1");
+    assert_eq!(output.status.code(), Some(1));
+    let tables = String::from_utf8(output.stdout).unwrap();
+    assert!(tables.contains("memory/stage2/f32-wire/bound"), "{tables}");
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.starts_with("error: memory/stage2/bf16-wire is "), "{error}");
+    assert!(error.trim_end().ends_with(" times the bound"), "{error}");
 }

@@ -5,8 +5,11 @@
 mod common;
 
 use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
 
 use common::Place;
+use rustix::process::{Pid, Signal, kill_process};
 
 const WORDS: &str = "experiment accumulation --steps 2 --seeds 4,7 --windows 1,64 --data text.txt";
 
@@ -33,16 +36,18 @@ fn accumulation_in_f32_is_far_nearer_and_the_runs_are_those_of_train() {
     let read = |name: &str| fs::read_to_string(place.path().join("out").join(name)).unwrap();
     let (page, chart, csv) =
         (read("accumulation.md"), read("accumulation.svg"), read("accumulation.csv"));
-    for weights in ["initial", "trained"] {
-        let start = |sums: &str, seed| {
-            let measure = format!("gradient error by micro-batches, {weights} weights");
-            format!("\"{measure}\",\"bf16, {sums} sums\",{seed},64,")
-        };
-        for seed in [4, 7] {
-            let wide = values(&csv, &start("f32", seed))[0];
-            let narrow = values(&csv, &start("bf16", seed))[0];
-            assert!(0.0 < wide && 5.0 * wide < narrow && narrow < 0.1, "{wide} {narrow}");
+    let error = |weights: &str, of: &str, seed| {
+        let start = format!("gradient by micro-batches; {weights} weights,\"{of}\",{seed},64,");
+        values(&csv, &start)[0]
+    };
+    for seed in [4, 7] {
+        for weights in ["initial", "trained"] {
+            let of = |name| error(weights, name, seed);
+            let [wide, narrow, other] = ["f32 sums", "bf16 sums", "another batch"].map(of);
+            assert!(0.0 < wide && 5.0 * wide < narrow, "{weights}, {seed}: {wide} {narrow}");
+            assert!(narrow < other && other < 2.0, "{weights}, {seed}: {narrow} {other}");
         }
+        assert_ne!(error("initial", "f32 sums", seed), error("trained", "f32 sums", seed));
     }
     assert!(chart.starts_with("<svg ") && chart.trim_end().ends_with("</svg>"), "{chart}");
     assert!(page.contains(&format!("-- {WORDS} --folder out\n")), "{page}");
@@ -56,7 +61,7 @@ fn accumulation_in_f32_is_far_nearer_and_the_runs_are_those_of_train() {
     let evaluations = events.iter().filter(|event| event["event"] == "evaluation");
     let trained: Vec<_> =
         evaluations.map(|event| event["bits_per_byte"].as_f64().unwrap()).collect();
-    let measured = values(&csv, "bits per byte by step,\"bf16, f32 sums\",7,");
+    let measured = values(&csv, "loss by step,\"bf16, f32 sums\",7,");
     assert_eq!(trained.len(), 3);
     let rounded = |bits: &f64| format!("{bits:.6e}");
     assert!(
@@ -90,4 +95,19 @@ fn what_cannot_be_is_refused_before_anything_is_trained() {
     }
     let page = fs::read_to_string(place.path().join("accumulation.md")).unwrap();
     assert_eq!(page, "A page of mine.\n");
+}
+
+#[test]
+fn an_interrupted_experiment_says_so_and_leaves_nothing() {
+    let place = Place::new();
+    let mut command = place.command("experiment accumulation --data text.txt --windows 1");
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // Kept until the end, for a command that nobody reads ends by itself.
+    let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    said.find(|line| line.starts_with("seed 0, f32 ")).unwrap();
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    assert_eq!(output.stderr, b"interrupted; no results were written\n");
+    assert!(!place.path().join("runs").exists());
 }

@@ -18,10 +18,24 @@ fn every_stage_and_precision_differs_by_nothing() {
     assert!(shown.starts_with("the engine beside the oracle: ranks 3 2, seed 5\n"), "{shown}");
     let cells = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let table: Vec<_> = shown.lines().skip(2).map(cells).take_while(|row| row.len() > 1).collect();
-    let columns =
-        ["stage", "weights", "wire", "sums", "trials", "gradients", "norms", "weights", "states"];
+    let columns = [
+        "stage",
+        "groups",
+        "weights",
+        "wire",
+        "sums",
+        "trials",
+        "gradients",
+        "norms",
+        "weights",
+        "states",
+    ];
     assert_eq!(table[0], columns);
-    assert_eq!(table.len(), 1 + 4 * 8, "{shown}");
+    // Of each stage eight precisions, and three arrangements of as many ranks.
+    assert_eq!(table.len(), 1 + 4 * (8 + 3), "{shown}");
+    for groups in ["1 data x 2 tensor", "2 expert", "3 expert"] {
+        assert_eq!(shown.lines().filter(|line| line.contains(&format!("  {groups}  "))).count(), 4);
+    }
     for row in &table[1..] {
         let [.., trials, grads, norms, weights, states] = &row[..] else { panic!("{row:?}") };
         assert_eq!([trials, grads, weights, states], ["17", "0", "0", "0"]);
@@ -37,7 +51,7 @@ fn the_self_test_catches_every_fault() {
         let cells: Vec<_> = line[harmless.len()..].split_whitespace().collect();
         assert_eq!(cells, ["0", "-"], "{shown}");
     }
-    assert!(shown.trim_end().ends_with("all 18 faults are caught"), "{shown}");
+    assert!(shown.trim_end().ends_with("all 22 faults are caught"), "{shown}");
 }
 
 #[test]

@@ -26,8 +26,8 @@ pub enum CommError {
     },
     /// A rank did not come in time.
     #[error(
-        "rank {rank} let rank {waiter} wait for more than {deadline:?}; it is stuck, or busy for \
-         longer than the deadline allows (found in {during})"
+        "rank {rank} let rank {waiter} wait for more than {deadline:?}; {} (found in {during})",
+        meanwhile(waits.as_deref())
     )]
     Timeout {
         /// The rank that did not come.
@@ -38,6 +38,20 @@ pub enum CommError {
         during: String,
         /// How long a rank waits.
         deadline: Duration,
+        /// In which operations the rank that did not come waits itself, and for whom, if it does.
+        waits: Option<String>,
+    },
+    /// Ranks wait for each other, each in an operation to which the next does not come.
+    ///
+    /// It is found where each of them has called from one thread alone, as another thread of a rank
+    /// might still come; else the wait ends with `Timeout`.
+    #[error(
+        "{waits}: they wait for each other for good; every rank must make the same calls in the \
+         same order, those in different groups too"
+    )]
+    Deadlock {
+        /// Who waits for whom, in which operation of which group.
+        waits: String,
     },
     /// Two ranks asked for different operations at the same place in their order.
     #[error(
@@ -62,7 +76,7 @@ pub enum CommError {
         list(offered)
     )]
     Unfilled {
-        /// The place in the order, counted from 1.
+        /// The place in the order, counted from 1; 0 for an operation of several.
         sequence: u64,
         /// What all ranks asked for.
         wanted: String,
@@ -115,7 +129,10 @@ impl CommError {
     /// Who learns of it without being told.
     pub(crate) fn known_to(&self) -> KnownTo {
         match self {
-            Self::PeerDead { .. } | Self::Timeout { .. } | Self::Aborted { .. } => KnownTo::World,
+            Self::PeerDead { .. }
+            | Self::Timeout { .. }
+            | Self::Deadlock { .. }
+            | Self::Aborted { .. } => KnownTo::World,
             Self::Mismatch { .. } | Self::Unfilled { .. } => KnownTo::Group,
             Self::Misuse { .. }
             | Self::NotInGroup { .. }
@@ -134,6 +151,13 @@ pub(crate) enum KnownTo {
     Group,
     /// Every rank.
     World,
+}
+
+fn meanwhile(waits: Option<&str>) -> String {
+    match waits {
+        Some(waits) => format!("it waits itself: {waits}"),
+        None => "it is stuck, or busy for longer than the deadline allows".to_owned(),
+    }
 }
 
 fn list(offered: &[(Rank, Numel)]) -> String {

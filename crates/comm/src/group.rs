@@ -221,7 +221,7 @@ impl<T: Transport> Communicator for Group<T> {
     }
 
     fn shares_replicas(&self) -> bool {
-        self.transport.shares_replicas()
+        self.transport.shares_replicas() && self.world_size() != WorldSize::ONE
     }
 
     fn reduce_scatter(&self, op: ReduceScatter) -> Result<Handle<ReduceScatter>, CommError> {
@@ -411,7 +411,7 @@ fn check_gather_into(
     Ok(())
 }
 
-fn check_gather_many(shards: &[OwnShard], full: &Buffer) -> Result<(), CommError> {
+pub(crate) fn check_gather_many(shards: &[OwnShard], full: &Buffer) -> Result<(), CommError> {
     let refuse = |problem| Err(misuse("all-gather", problem));
     for (index, OwnShard { buffer, own }) in shards.iter().enumerate() {
         if buffer.dtype() != full.dtype() {

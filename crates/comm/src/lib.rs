@@ -14,6 +14,7 @@ mod redistribute;
 pub mod shm;
 pub mod threads;
 mod transport;
+mod waits;
 
 pub use communicator::{Allocated, Communicator, OwnShard, ReduceScatter, ReduceTarget, Traffic};
 pub use error::CommError;

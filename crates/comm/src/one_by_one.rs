@@ -3,6 +3,7 @@
 use oxizero_core::{Numel, Rank};
 use oxizero_device::{Buffer, kernels};
 
+use crate::group::check_gather_many;
 use crate::{CommError, Communicator, OwnShard};
 
 /// Gathers one shard after the other, each rank's padded to the longest of its place.
@@ -11,21 +12,23 @@ pub(crate) fn gather<C: Communicator + ?Sized>(
     shards: Vec<OwnShard>,
     mut full: Buffer,
 ) -> Result<(Vec<OwnShard>, Buffer), CommError> {
-    let own: Vec<u8> =
-        shards.iter().flat_map(|shard| (shard.own.len() as u64).to_le_bytes()).collect();
+    check_gather_many(&shards, &full)?;
+    // The lengths of the shards, and of what is asked for.
+    let lens = shards.iter().map(|shard| shard.own.len()).chain([full.numel().0]);
+    let own: Vec<u8> = lens.flat_map(|len| (len as u64).to_le_bytes()).collect();
     let told = comm.exchange(&own)?;
     let len = |rank: Rank, place: usize| {
         let bytes = &told[rank.0][8 * place..8 * (place + 1)];
         u64::from_le_bytes(bytes.try_into().expect("a slice of eight bytes")) as usize
     };
     let ranks = || comm.world_size().ranks();
-    let all = ranks().flat_map(|rank| (0..shards.len()).map(move |place| (rank, place)));
-    let offered = Numel(all.map(|(rank, place)| len(rank, place)).sum());
-    if offered != full.numel() {
-        let wanted = full.numel();
-        let problem =
-            format!("all ranks' shards are {offered} elements, and {wanted} are asked for");
-        return Err(CommError::Misuse { operation: "all-gather", problem });
+    let offers = |rank| Numel((0..shards.len()).map(|place| len(rank, place)).sum());
+    let offered: Vec<_> = ranks().map(|rank| (rank, offers(rank))).collect();
+    let sum: Numel = offered.iter().map(|(_, numel)| *numel).sum();
+    if ranks().any(|rank| len(rank, shards.len()) != sum.0) {
+        let asked: Vec<_> = ranks().map(|rank| len(rank, shards.len()).to_string()).collect();
+        let wanted = format!("all-gather of shards into {} elements by rank", asked.join(", "));
+        return Err(CommError::Unfilled { sequence: 0, wanted, offered });
     }
     let mut end = 0;
     for (place, shard) in shards.iter().enumerate() {

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use oxizero_core::{Bytes, ProcessGroup, Rank, WorldSize};
 use oxizero_device::Region;
@@ -13,6 +13,7 @@ use oxizero_device::Region;
 use crate::group::Group;
 use crate::operation::Operation;
 use crate::transport::{Failure, Offer, Peers, Transport};
+use crate::waits::{Callers, Wait, Watch};
 use crate::{Allocated, CommError, Communicator, DEFAULT_DEADLINE};
 
 /// The communicators of a new group, one for each rank's thread, in rank order.
@@ -32,7 +33,9 @@ pub fn group_with_deadline(
     let mut meeting = Meeting::new(&members);
     meeting.seats.iter_mut().for_each(|seat| seat.presence = Presence::Joined);
     let state = Mutex::new(State { failure: None, meetings: vec![meeting] });
-    let world = Arc::new(World { size: world_size, state, changed: Condvar::new(), deadline });
+    let callers = world_size.ranks().map(|_| Callers::default()).collect();
+    let changed = Condvar::new();
+    let world = Arc::new(World { size: world_size, callers, state, changed, deadline });
     let communicator = |rank| -> Box<dyn Communicator> {
         let (world, members) = (Arc::clone(&world), members.clone());
         Box::new(Group::new(ThreadTransport { world, meeting: 0, members, rank }))
@@ -51,6 +54,8 @@ struct ThreadTransport {
 
 struct World {
     size: WorldSize,
+    /// By rank.
+    callers: Vec<Callers>,
     state: Mutex<State>,
     changed: Condvar,
     deadline: Duration,
@@ -120,10 +125,41 @@ impl Copied {
     }
 }
 
+impl State {
+    /// Every rank that waits for others to come.
+    fn waits(&self, callers: &[Callers]) -> Vec<Wait> {
+        let meetings = self.meetings.iter().enumerate();
+        meetings.flat_map(|(index, meeting)| meeting.waits(index, callers)).collect()
+    }
+}
+
 impl Meeting {
     fn new(members: &ProcessGroup) -> Self {
         let seats = members.ranks().iter().map(|_| Seat::default()).collect();
         Self { members: members.clone(), seats }
+    }
+
+    fn waits(&self, index: usize, callers: &[Callers]) -> Vec<Wait> {
+        let seats = || self.members.ranks().iter().copied().zip(&self.seats);
+        let wait = |(rank, seat): (Rank, &Seat)| {
+            let operation = seat.posted.as_ref().filter(|_| seat.presence != Presence::Left)?;
+            let operation = operation.operation;
+            let missing = seats().filter(|(_, seat)| !seat.has_posted(operation.sequence));
+            let missing: Vec<Rank> = missing.map(|(rank, _)| rank).collect();
+            let group = self.members.clone();
+            // A place is read under the lock, with all others: no reading mixes two groups.
+            let place = (index, 0);
+            let is_all_of_rank = callers[rank.0].is_one();
+            (!missing.is_empty()).then_some(Wait {
+                rank,
+                operation,
+                group,
+                place,
+                missing,
+                is_all_of_rank,
+            })
+        };
+        seats().filter_map(wait).collect()
     }
 
     fn is_over(&self) -> bool {
@@ -146,6 +182,11 @@ impl ThreadTransport {
         &mut state.meetings[self.meeting].seats[self.rank.0]
     }
 
+    /// This rank's number in the world.
+    fn me(&self) -> Rank {
+        self.members.ranks()[self.rank.0]
+    }
+
     /// Returns once every member has `arrived`.
     fn wait<'a>(
         &self,
@@ -153,23 +194,21 @@ impl ThreadTransport {
         operation: &Operation,
         arrived: impl Fn(&Seat) -> bool,
     ) -> Result<MutexGuard<'a, State>, CommError> {
-        let started = Instant::now();
+        let mut watch = Watch::new(self.world.deadline);
         loop {
             let seats = self.members.ranks().iter().zip(&state.meetings[self.meeting].seats);
             let mut missing = seats.filter(|(_, seat)| !arrived(seat)).peekable();
-            let Some((first, _)) = missing.peek() else { return Ok(state) };
-            let waiter = self.members.ranks()[self.rank.0];
-            let late = Failure::Late { rank: **first, waiter };
+            let Some(&(&first, _)) = missing.peek() else { return Ok(state) };
             let gone = missing.find(|(_, seat)| seat.presence == Presence::Left);
             let gone = gone.map(|(rank, _)| Failure::Dead(*rank));
-            let left = self.world.deadline.checked_sub(started.elapsed());
-            let new = gone.or_else(|| left.is_none().then_some(late));
+            let waits = || state.waits(&self.world.callers);
+            let new = gone.or_else(|| watch.look(self.me(), first, waits));
             if let Some(failure) = state.failure.clone().or(new) {
                 let error = failure.error(operation, self.world.deadline);
                 self.fail(&mut state, failure);
                 return Err(error);
             }
-            let changed = self.world.changed.wait_timeout(state, left.unwrap_or_default());
+            let changed = self.world.changed.wait_timeout(state, watch.sleep());
             state = changed.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -203,6 +242,7 @@ impl Transport for ThreadTransport {
         let copied = if alone { Copied::concat(&[]) } else { Copied::of(&offer) };
         let post = Post { operation: *operation, offer: Arc::new(copied) };
 
+        self.world.callers[self.me().0].count();
         let mut state = self.lock();
         if let Some(failure) = &state.failure {
             return Err(failure.error(operation, self.world.deadline));
@@ -214,9 +254,9 @@ impl Transport for ThreadTransport {
         let posts: Vec<Post> = seats.filter_map(|seat| seat.posted.clone()).collect();
         drop(state);
 
-        let ranks = self.members.ranks();
-        let others = ranks.iter().zip(&posts).map(|(rank, post)| (*rank, post.operation));
-        operation.agree(ranks[self.rank.0], others)?;
+        let others =
+            self.members.ranks().iter().zip(&posts).map(|(rank, post)| (*rank, post.operation));
+        operation.agree(self.me(), others)?;
         match offer {
             Offer::Range(region, _) => read(region, &Copies(posts)),
             Offer::Pieces(_) => read(&mut Region::heap(Bytes(0)), &Copies(posts)),
@@ -245,8 +285,7 @@ impl Transport for ThreadTransport {
     }
 
     fn split(&self, group: &ProcessGroup) -> Result<Self, CommError> {
-        let me = self.members.ranks()[self.rank.0];
-        let rank = group.rank_of(me).expect("the caller is a member of the new group");
+        let rank = group.rank_of(self.me()).expect("the caller is a member of the new group");
         let mut state = self.lock();
         // There is at most one that awaits this rank: a split ends when all members have joined.
         let awaits_me = |meeting: &Meeting| {
@@ -260,8 +299,7 @@ impl Transport for ThreadTransport {
     }
 
     fn abort(&self, why: &str) {
-        let me = self.members.ranks()[self.rank.0];
-        self.fail(&mut self.lock(), Failure::Aborted(me, why.to_owned()));
+        self.fail(&mut self.lock(), Failure::Aborted(self.me(), why.to_owned()));
     }
 
     fn allocated(&self) -> Allocated {

@@ -77,8 +77,10 @@ pub(crate) trait Peers {
 pub(crate) enum Failure {
     /// A rank's process or thread ended.
     Dead(Rank),
-    /// A rank let the deadline of another, `waiter`, pass.
-    Late { rank: Rank, waiter: Rank },
+    /// A rank let the deadline of another, `waiter`, pass; empty unless it waits itself.
+    Late { rank: Rank, waiter: Rank, waits: String },
+    /// Ranks wait for each other.
+    Deadlock { finder: Rank, waits: String },
     /// A rank gave up, and said why.
     Aborted(Rank, String),
 }
@@ -89,7 +91,11 @@ impl Failure {
         let during = operation.to_string();
         match self.clone() {
             Self::Dead(rank) => CommError::PeerDead { rank, during },
-            Self::Late { rank, waiter } => CommError::Timeout { rank, waiter, during, deadline },
+            Self::Late { rank, waiter, waits } => {
+                let waits = Some(waits).filter(|waits| !waits.is_empty());
+                CommError::Timeout { rank, waiter, during, deadline, waits }
+            }
+            Self::Deadlock { waits, .. } => CommError::Deadlock { waits },
             Self::Aborted(rank, why) => CommError::Aborted { rank, why },
         }
     }

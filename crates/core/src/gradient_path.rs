@@ -16,6 +16,9 @@ pub struct GradientPath {
     pub ranks: WorldSize,
     /// The dtype of the parameters.
     pub dtype: DType,
+    /// Micro-batches of the windows that this describes; each of one backward pass. Sums over
+    /// several passes, such as those of passes without reduction, travel in the accumulation dtype.
+    pub micro_batches: usize,
     /// Elements of all of them, before they are sharded.
     pub numel: Numel,
     /// The places where the gradient is stored or sent, in order, and after them those of what it
@@ -56,6 +59,7 @@ pub fn gradient_paths(input: &PlanInput<'_>, mesh: &Mesh) -> Vec<GradientPath> {
         group: mesh.names(reduced),
         ranks: mesh.size_over(reduced),
         dtype,
+        micro_batches: input.accumulation,
         numel: buckets.iter().map(|bucket| numel(bucket)).sum(),
         hops: hops(input, dtype, &buckets),
     };
@@ -69,7 +73,7 @@ const LOCAL_SUM: &str = "a sum over micro-batches is not narrowed before it trav
 fn hops(input: &PlanInput<'_>, dtype: DType, buckets: &[&BucketSpec]) -> Vec<Hop> {
     let (asked, own) = (input.precision, input.precision.for_param(dtype));
     let adds_locally = input.stage.grads() == Placement::Partial;
-    let mut hops = vec![Hop::as_asked("given by backward", dtype)];
+    let mut hops = Vec::new();
     if adds_locally {
         hops.push(Hop::new(
             "added up on a rank",
@@ -107,8 +111,12 @@ fn numel(bucket: &BucketSpec) -> Numel {
 
 impl fmt::Display for GradientPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { group, ranks, dtype, numel, .. } = self;
-        write!(f, "gradients of {numel} {dtype} elements, over {group} ({ranks} ranks)")?;
+        let Self { group, ranks, dtype, numel, micro_batches, .. } = self;
+        write!(f, "gradients of {numel} {dtype} elements over {group} ({ranks} ranks), ")?;
+        match micro_batches {
+            1 => write!(f, "a micro-batch a window")?,
+            _ => write!(f, "{micro_batches} micro-batches a window")?,
+        }
         for Hop { place, dtype, asked, why } in &self.hops {
             write!(f, "\n  {place:<24}{dtype}")?;
             if let Some(why) = why {
@@ -123,16 +131,21 @@ impl fmt::Display for GradientPath {
 mod tests {
     use super::*;
     use crate::{
-        Batches, Bucketing, Bytes, MeshAxis, ParamSpec, Precision, Stage, UnitId, assign_buckets,
+        Along, Batches, Bucketing, Bytes, MeshAxis, ParamSpec, Precision, Stage, UnitId,
+        assign_buckets,
     };
 
-    /// A bf16 model with an f32 norm, a tied bf16 matrix, and an expert that is frozen.
+    /// A bf16 model with an f32 norm, a tied matrix, an expert, and a parameter that is frozen.
     fn paths(stage: Stage, precision: Precision, accumulation: usize) -> Vec<GradientPath> {
         let spec = |name, dtype| ParamSpec::new(name, &[4, 4], dtype, UnitId(0));
         let specs = [
             spec("matrix", DType::Bf16),
             ParamSpec { contributions: 2, ..spec("tied", DType::Bf16) },
             spec("norm", DType::F32),
+            ParamSpec {
+                along: vec![Along::Distinct, Along::Replicated],
+                ..spec("expert", DType::Bf16)
+            },
             ParamSpec { trainable: false, ..spec("frozen", DType::F16) },
         ];
         let axis = |name, batches| MeshAxis::new(name, WorldSize::new(2).unwrap(), batches);
@@ -158,10 +171,12 @@ mod tests {
     #[test]
     fn each_group_and_dtype_has_its_way() {
         let paths = paths(Stage::Zero2, Precision::of_model(DType::Bf16), 4);
-        let heads: Vec<_> = paths.iter().map(|path| (path.dtype, path.numel.0)).collect();
-        assert_eq!(heads, [(DType::F32, 16), (DType::Bf16, 32)]);
-        assert!(paths.iter().all(|path| (path.group.as_str(), path.ranks.get()) == ("data", 2)));
-        let bf16 = &paths[1];
+        let head = |path: &GradientPath| (path.group.clone(), path.ranks.get(), path.numel.0);
+        let heads: Vec<_> = paths.iter().map(head).collect();
+        let of_data = |numel| ("data".into(), 2, numel);
+        assert_eq!(heads, [("alone".into(), 1, 16), of_data(16), of_data(32)]);
+        assert_eq!(paths[1].dtype, DType::F32);
+        let bf16 = &paths[2];
         assert_eq!(at(bf16, "collected").dtype, DType::Bf16);
         assert_eq!(at(bf16, "collected, of several").why, Some(SEVERAL));
         assert_eq!(at(bf16, "sent to other ranks").dtype, DType::Bf16);
@@ -172,21 +187,21 @@ mod tests {
     fn what_is_widened_beyond_what_was_asked_is_told() {
         let default = Precision::of_model(DType::Bf16);
         let summed = paths(Stage::Zero1, default, 4);
-        let sent = at(&summed[1], "sent to other ranks");
+        let sent = at(&summed[2], "sent to other ranks");
         assert_eq!((sent.dtype, sent.asked, sent.why), (DType::F32, DType::Bf16, Some(LOCAL_SUM)));
-        assert_eq!(at(&paths(Stage::Zero1, default, 1)[1], "sent to other ranks").why, None);
+        assert_eq!(at(&paths(Stage::Zero1, default, 1)[2], "sent to other ranks").why, None);
         let narrow = Precision { accumulate: DType::Bf16, ..default };
-        let norm = &paths(Stage::Zero2, narrow, 1)[0];
+        let norm = &paths(Stage::Zero2, narrow, 1)[1];
         assert_eq!(at(norm, "accumulated and read").why, Some(OWN_DTYPE));
         assert!(norm.to_string().contains("bf16 was asked for: these parameters"), "{norm}");
     }
 
     #[test]
     fn nothing_is_told_where_all_is_as_asked() {
+        let precision = Precision { reduce: DType::F32, ..Precision::of_model(DType::Bf16) };
         for stage in Stage::ALL {
-            for path in paths(stage, Precision::of_model(DType::F32), 3) {
-                let differs = path.hops.iter().filter(|hop| hop.asked != hop.dtype);
-                assert!(differs.eq(path.hops.iter().filter(|hop| hop.why.is_some())));
+            for path in paths(stage, precision, 3).iter().filter(|path| path.dtype == DType::Bf16) {
+                assert!(path.hops.iter().all(|hop| hop.why.is_none()), "{path}");
             }
         }
     }

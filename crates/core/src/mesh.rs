@@ -47,7 +47,7 @@ pub enum Along {
     /// Data parallelism; ZeRO shards over these axes.
     Reduced,
     /// The same weights and the same gradient, such as a norm's in tensor parallelism: it counts
-    /// once in norms, and ZeRO does not shard it here.
+    /// once in norms, and ZeRO does not shard it here. Only along axes of [`Batches::Same`].
     Replicated,
     /// Consecutive equal parts of one tensor, cut along dimension `dim` of its shape: tensor
     /// parallelism. The parameter's shape is that of the part.
@@ -80,8 +80,8 @@ pub struct Sharing {
 const AXES_MAX: usize = 16;
 
 impl Axes {
-    /// The axes that are in one of the two sets.
-    pub fn and(self, other: Self) -> Self {
+    /// The axes that are in one of the two sets, or in both.
+    pub fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
@@ -102,12 +102,12 @@ impl Axes {
 impl Sharing {
     /// The axes along which ranks hold the same weights.
     pub fn copies(self) -> Axes {
-        self.reduced.and(self.replicated)
+        self.reduced.union(self.replicated)
     }
 
     /// The axes along which ranks hold other elements.
     pub fn parts(self) -> Axes {
-        self.split.and(self.distinct)
+        self.split.union(self.distinct)
     }
 }
 
@@ -200,7 +200,12 @@ impl Mesh {
     }
 
     /// The place of `rank` along each axis.
+    ///
+    /// # Panics
+    ///
+    /// If the mesh has no such rank.
     pub fn coordinates(&self, rank: Rank) -> Vec<usize> {
+        assert!(rank.0 < self.world_size().get(), "rank {rank} of {}", self.world_size());
         let mut rest = rank.0;
         let mut coordinates: Vec<_> = self
             .axes
@@ -261,6 +266,13 @@ impl Mesh {
             Along::Split { dim } if *dim >= dims => {
                 let (name, shape) = (&axis.name, &spec.shape);
                 Some(format!("it is split over `{name}` along dimension {dim} of {shape:?}"))
+            }
+            Along::Replicated if axis.batches == Batches::Different && axis.size.get() > 1 => {
+                Some(format!(
+                    "it is Replicated along `{name}`, whose ranks work on Different batches and so \
+                     have different gradients; let it be Reduced there",
+                    name = axis.name
+                ))
             }
             _ => None,
         })
@@ -351,5 +363,7 @@ pub(crate) mod tests {
         let twice = MeshAxis { ..data_expert_tensor().axes[0].clone() };
         assert!(Mesh::new(vec![twice.clone(), twice]).is_err());
         assert!(Mesh::new(vec![]).is_err());
+        let copies = spec(&[2], &[Along::Reduced, Along::Replicated, Along::Replicated]);
+        assert!(mesh.problem(&copies).unwrap().contains("Replicated along `expert`"));
     }
 }

@@ -81,33 +81,42 @@ mod tests {
     use crate::Batches;
     use crate::mesh::tests::{data_expert_tensor, mesh, spec};
 
-    /// Writes every element's coordinates in the whole by hand, and looks where the runs put them.
+    /// Where an element lies in the whole, from the coordinates of its rank and its own.
+    type At = fn([usize; 3], [usize; 3]) -> Vec<usize>;
+
     #[test]
-    fn parts_tile_the_whole() {
+    fn every_element_lies_where_its_coordinates_say() {
         use Along::{Distinct, Reduced, Split};
+        let cases: [([Along; 3], &[usize], At); 5] = [
+            ([Reduced, Split { dim: 1 }, Split { dim: 0 }], &[6, 9, 2], |rank, at| {
+                vec![rank[2] * 3 + at[0], rank[1] * 3 + at[1], at[2]]
+            }),
+            ([Reduced, Split { dim: 1 }, Split { dim: 1 }], &[3, 18, 2], |rank, at| {
+                vec![at[0], (rank[1] * 2 + rank[2]) * 3 + at[1], at[2]]
+            }),
+            ([Reduced, Distinct, Split { dim: 2 }], &[3, 3, 3, 4], |rank, at| {
+                vec![rank[1], at[0], at[1], rank[2] * 2 + at[2]]
+            }),
+            ([Distinct, Distinct, Distinct], &[2, 3, 2, 3, 3, 2], |rank, at| [rank, at].concat()),
+            ([Reduced, Reduced, Split { dim: 1 }], &[3, 6, 2], |rank, at| {
+                vec![at[0], rank[2] * 3 + at[1], at[2]]
+            }),
+        ];
         let mesh = data_expert_tensor();
-        for (along, shape) in [
-            ([Reduced, Split { dim: 1 }, Split { dim: 0 }], vec![6, 9, 2]),
-            ([Reduced, Split { dim: 1 }, Split { dim: 1 }], vec![3, 18, 2]),
-            ([Reduced, Distinct, Split { dim: 2 }], vec![3, 3, 3, 4]),
-            ([Distinct, Distinct, Distinct], vec![2, 3, 2, 3, 3, 2]),
-            ([Reduced, Reduced, Split { dim: 1 }], vec![3, 6, 2]),
-        ] {
+        for (along, shape, at) in cases {
             let spec = spec(&[3, 3, 2], &along);
             assert_eq!(mesh.whole_shape(&spec), shape);
-            let mut seen = vec![false; shape.iter().product()];
-            for part in mesh.size_over(mesh.sharing(&spec).parts()).ranks() {
-                let mut next = 0;
-                for (run, at) in mesh.runs(&spec, part) {
-                    assert_eq!(run.start, next);
-                    next = run.end;
-                    for element in &mut seen[at..at + run.len()] {
-                        assert!(!std::mem::replace(element, true), "{along:?}");
-                    }
-                }
-                assert_eq!(next, 18);
+            for rank in mesh.world_size().ranks() {
+                let part = mesh.place(mesh.sharing(&spec).parts(), rank);
+                let runs = mesh.runs(&spec, part).into_iter();
+                let found: Vec<_> = runs.flat_map(|(run, at)| at..at + run.len()).collect();
+                let rank: [usize; 3] = mesh.coordinates(rank).try_into().unwrap();
+                let expected = (0..18).map(|element| {
+                    let at = at(rank, [element / 6, element / 2 % 3, element % 2]);
+                    at.iter().zip(shape).fold(0, |index, (at, size)| index * size + at)
+                });
+                assert_eq!(found, expected.collect::<Vec<_>>(), "{along:?}");
             }
-            assert!(seen.iter().all(|seen| *seen), "{along:?}");
         }
     }
 

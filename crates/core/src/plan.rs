@@ -10,7 +10,7 @@ use std::ops::{Add, Sub};
 use crate::schedule::{buckets_of, uses};
 use crate::{
     Action, BucketId, BucketSpec, Bytes, DType, Event, Placement, Precision, Schedule, Stage,
-    UnitId,
+    UnitId, WorldSize,
 };
 
 /// Bytes of one rank by what they are for. A buffer that the ranks of a host share counts in full.
@@ -169,7 +169,9 @@ fn resting(bucket: &BucketSpec, input: &PlanInput<'_>) -> RoleBytes {
     }
     let accumulate = input.precision.for_param(bucket.dtype).accumulate;
     let owned = numel(input.stage.optim()).bytes(DType::F32);
-    let is_master = model_is_master(input.stage, bucket.dtype, input.shares_replicas);
+    // A rank alone in its group shares no replica.
+    let shares = input.shares_replicas && bucket.layout.world_size() != WorldSize::ONE;
+    let is_master = model_is_master(input.stage, bucket.dtype, shares);
     RoleBytes {
         model,
         gradients: numel(input.stage.grads()).bytes(accumulate),
@@ -284,7 +286,7 @@ impl Walk<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Bucketing, Mesh, ParamSpec, WorldSize, assign_buckets};
+    use crate::{Bucketing, Mesh, ParamSpec, assign_buckets};
 
     /// Three units of 64 bf16 elements each; the first is used again by the head.
     fn plan(stage: Stage, world_size: usize, order: &[usize], accumulation: usize) -> MemoryPlan {

@@ -18,7 +18,7 @@ pub enum Event {
     /// The unit ran backward.
     PostBackward(UnitId),
     /// Every gradient that the bucket expects of a micro-batch is there. This may differ between
-    /// ranks, one of which did not use a parameter.
+    /// ranks, one of which did not use a parameter; it means nothing where there is an order.
     GradsReady(BucketId),
     /// The backward pass has no gradients left to give.
     BackwardEnd,
@@ -166,7 +166,7 @@ impl Schedule {
                 self.reshard(unit, next, actions);
             }
             Event::GradsReady(bucket) => {
-                if self.stage.model() == Placement::Replicated {
+                if self.order.is_empty() {
                     self.ready[bucket.0] = true;
                     self.reduce_ready(actions);
                 }
@@ -246,14 +246,15 @@ impl Schedule {
         }
     }
 
-    /// Where weights are gathered, gathers and reductions take turns, and a reduction may not
-    /// depend on which gradients this rank has: it follows the backward of the bucket's last use.
+    /// Gathers, reductions and what the model itself communicates in backward take turns, so a
+    /// reduction may not depend on which gradients this rank has: it follows the backward of the
+    /// bucket's last use. Only where nobody gave an order, it follows the last gradient.
     fn end_use(&mut self, unit: UnitId, actions: &mut Vec<Action>) {
         for bucket in &self.buckets_of[unit.0] {
             let left = &mut self.uses_left[bucket.0];
             let used = *left > 0;
             *left -= usize::from(used);
-            if used && *left == 0 && self.stage.model() == Placement::Sharded {
+            if used && *left == 0 {
                 self.ready[bucket.0] = true;
             }
         }

@@ -30,6 +30,19 @@ impl Buffer {
         Self::new(Region::heap(numel.bytes(dtype)), dtype)
     }
 
+    /// A copy of these elements, on the heap.
+    pub fn copy_of(view: View<'_>) -> Self {
+        let mut copy = Self::heap(view.numel(), view.dtype());
+        copy.region.range_mut(0..view.bytes().len()).copy_from_slice(view.bytes());
+        copy
+    }
+
+    /// Takes the elements out, and leaves none.
+    pub fn take(&mut self) -> Self {
+        let empty = Self::heap(Numel(0), self.dtype);
+        std::mem::replace(self, empty)
+    }
+
     /// The type of the elements.
     pub fn dtype(&self) -> DType {
         self.dtype

@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use oxizero_core::{DType, Numel, ParamId, ParamSpec};
+use oxizero_core::{DType, ParamId, ParamSpec};
 use oxizero_device::{Buffer, View, ViewMut, kernels};
 
 use crate::bucket::{Bucket, Field, overlap};
@@ -48,8 +48,7 @@ impl<'a> Local<'a> {
         if divisor == 1.0 {
             return self;
         }
-        let mut values = Buffer::heap(self.values().numel(), self.values().dtype());
-        kernels::cast(self.values(), values.view_mut());
+        let mut values = Buffer::copy_of(self.values());
         kernels::divide(values.view_mut(), divisor);
         Self { values: Values::Divided(values), ..self }
     }
@@ -70,10 +69,15 @@ impl Engine {
     }
 
     /// Replaces the whole gradient of a parameter, before clipping; a collective call in which each
-    /// rank takes its part of the values that it was given. A parameter that nobody used is then
-    /// updated too.
+    /// rank takes its part of the values that it was given: all ranks that hold the parameter give
+    /// the same. A parameter that nobody used is then updated too.
+    ///
+    /// # Errors
+    ///
+    /// On every rank, if a rank gives another number of elements, or a dtype that the accumulator
+    /// would round.
     pub fn set_full_grad(&mut self, param: ParamId, values: View<'_>) -> Result<(), EngineError> {
-        let given = self.check_values(param, values);
+        let given = self.check_values(param, Field::Grad, values);
         self.begin_edit("set_full_grad", Some(param), given)?;
         self.write_grad(param, values);
         Ok(())
@@ -81,22 +85,23 @@ impl Engine {
 
     /// Edits the gradients that this rank's optimizer reads, element by element: `edit` is given
     /// the parameter, which of its elements they are, and their values. A collective call, but no
-    /// gradient travels. Where several ranks update the same elements (in stage 0, and along axes of
-    /// the mesh that a parameter is replicated over), all of them must edit alike.
+    /// gradient travels. Parameters that no rank used have none to edit. Where several ranks update
+    /// the same elements (in stage 0, and along axes of the mesh that a parameter is replicated
+    /// over), all of them must edit alike.
     pub fn map_grads(
         &mut self,
         mut edit: impl FnMut(ParamId, Range<usize>, ViewMut<'_>),
     ) -> Result<(), EngineError> {
         self.begin_edit("map_grads", None, Ok(()))?;
+        let WindowState::Reduced(reduced) = &self.window.state else {
+            unreachable!("begin_edit() leaves a reduced window")
+        };
         for bucket in &mut self.buckets {
-            let Some(owned) = bucket.owned() else { continue };
-            let pieces: Vec<_> = bucket.spec().layout.pieces(owned).collect();
-            for piece in pieces {
-                let param = bucket.spec().params[piece.slot];
-                if let Some(values) = bucket.grad_mut(piece.in_bucket) {
-                    edit(param, piece.in_param, values);
+            bucket.each_owned_grad(|param, range, values| {
+                if reduced.used(param) {
+                    edit(param, range, values);
                 }
-            }
+            });
         }
         Ok(())
     }
@@ -109,9 +114,10 @@ impl Engine {
     }
 
     /// Replaces the part of a gradient that this rank's optimizer reads; a collective call, for
-    /// which each rank hands in as many elements as [`local_grad`](Self::local_grad) gave it.
+    /// which each rank hands in as many elements as [`local_grad`](Self::local_grad) gave it. Ranks
+    /// that update the same elements give the same, as for [`map_grads`](Self::map_grads).
     pub fn set_local_grad(&mut self, param: ParamId, values: View<'_>) -> Result<(), EngineError> {
-        let range = self.check_local_values(param, values);
+        let range = self.check_local_values(param, Field::Grad, values);
         let range = self.begin_edit("set_local_grad", Some(param), range)?;
         if !range.is_empty() {
             let id = self.params[param.0].bucket;
@@ -191,20 +197,6 @@ impl Engine {
         Ok(given)
     }
 
-    /// The elements that this rank's optimizer updates, if these are values of as many.
-    pub(crate) fn check_local_values(
-        &self,
-        param: ParamId,
-        values: View<'_>,
-    ) -> Result<Range<usize>, EngineError> {
-        let (at, owned) = self.owned_of(param)?;
-        let range = overlap(&at, &owned).unwrap_or(at.start..at.start);
-        if values.numel().0 != range.len() {
-            return Err(self.wrong_numel(param, Numel(range.len()), values.numel()));
-        }
-        Ok(range)
-    }
-
     fn check_ready(&self) -> Result<(), EngineError> {
         let of = self.options.accumulation;
         let ended = self.window.micro_batch == MicroBatch::BackwardEnded;
@@ -228,18 +220,13 @@ impl Engine {
         let divisor = reduced.divisor();
         reduced.divided();
         for bucket in &mut self.buckets {
-            let Some(owned) = bucket.owned() else { continue };
-            let pieces: Vec<_> = bucket.spec().layout.pieces(owned).collect();
-            for piece in pieces {
-                if let Some(values) = bucket.grad_mut(piece.in_bucket) {
-                    divide(values, divisor);
-                }
-            }
+            bucket.each_owned_grad(|_, _, values| divide(values, divisor));
         }
     }
 
+    /// Writes this rank's part of a gradient that was checked.
     pub(crate) fn write_grad(&mut self, param: ParamId, values: View<'_>) {
-        let Ok((at, owned)) = self.owned_of(param) else { return };
+        let (at, owned) = self.owned_of(param).expect("only a trained parameter passes the check");
         if let Some(range) = overlap(&at, &owned) {
             let id = self.params[param.0].bucket;
             let in_param = range.start - at.start..range.end - at.start;

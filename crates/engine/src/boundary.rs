@@ -3,7 +3,7 @@
 use oxizero_core::{Action, BucketId, Event, ParamId};
 
 use crate::bucket::Bucket;
-use crate::engine::Seen;
+use crate::engine::{ParamState, Seen};
 use crate::step::{Reduced, Report, SkipReason, StepOutcome, Unscaled, Verdict};
 use crate::window::{Collected, MicroBatch, Window, WindowState};
 use crate::{Engine, EngineError, setup};
@@ -57,6 +57,7 @@ impl Engine {
         let reduced = self.take_reduced();
         let report = self.report(&reduced);
         let verdict = report.agree(self.options.norm, self.groups.world());
+        let verdict = verdict.map_err(|error| self.settled(error));
         let verdict = match self.check_exclusive().and(verdict) {
             Ok(verdict) => verdict,
             Err(error) => {
@@ -93,8 +94,9 @@ impl Engine {
             non_finite: non_finite.map(ParamId),
             used: self.params.iter().map(|param| param.seen != Seen::Nothing).collect(),
         };
-        let sharing = |param: usize| self.buckets[self.params[param].bucket.0].spec().sharing;
-        let agreed = collected.agree(&self.groups, sharing)?;
+        let sharing = |state: &ParamState| self.buckets[state.bucket.0].spec().sharing;
+        let params: Vec<_> = self.specs.iter().zip(self.params.iter().map(sharing)).collect();
+        let agreed = collected.agree(&self.groups, &params).map_err(|error| self.settled(error))?;
         self.window.passes = agreed.passes();
         let reduced = agreed.reduced(self.options.reduction)?;
         self.run(Event::Boundary)?;

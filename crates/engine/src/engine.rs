@@ -106,8 +106,7 @@ impl Engine {
         setup::check(&specs, &order, &options, &optimizer, &mesh)?;
         let scaler = LossScaler::new(options.loss_scaling)?;
         setup::agree(&specs, &order, &options, &optimizer, &*comm)?;
-        let sharings: Vec<_> = specs.iter().map(|spec| mesh.sharing(spec)).collect();
-        let groups = Groups::new(comm, mesh, sharings.into_iter())?;
+        let groups = Groups::new(comm, mesh, &specs)?;
         let buckets = setup::buckets(&specs, &options, &optimizer, &groups, initial)?;
         let bucket_specs: Vec<_> = buckets.iter().map(|bucket| bucket.spec().clone()).collect();
         let mut engine = Self {
@@ -276,8 +275,14 @@ impl Engine {
         params.ok_or(EngineError::Unknown { what: "unit", index, count })
     }
 
-    /// Takes one gradient of a parameter; the engine copies what it needs. A bucket whose
-    /// gradients are complete is reduced when its turn comes.
+    /// Takes one gradient of a parameter; the engine copies what it needs.
+    ///
+    /// Where gradients rest sharded, a bucket is reduced after the [`post_backward`] of the last
+    /// use of its units, and before that all of its gradients must have come. An engine without an
+    /// order of units reduces it as soon as its gradients are complete, which may be at another
+    /// time on each rank: a model that itself communicates in backward gives an order.
+    ///
+    /// [`post_backward`]: Self::post_backward
     pub fn grad_ready(&mut self, param: ParamId, grad: GradIn<'_>) -> Result<(), EngineError> {
         self.check_grad(param, grad)?;
         self.open_window()?;
@@ -411,6 +416,14 @@ impl Engine {
         EngineError::Comm(self.failed.get_or_insert(error).clone())
     }
 
+    /// The same for an error that may be another.
+    pub(crate) fn settled(&mut self, error: EngineError) -> EngineError {
+        match error {
+            EngineError::Comm(error) => self.fail(error),
+            other => other,
+        }
+    }
+
     /// Refuses to go on after a collective failed.
     pub(crate) fn check_alive(&self) -> Result<(), EngineError> {
         self.failed.clone().map_or(Ok(()), |error| Err(EngineError::Comm(error)))
@@ -425,7 +438,7 @@ impl Engine {
         let refuse = |why: String| Err(EngineError::UnexpectedGrad { param: name(), why });
         if grad.values.numel() != spec.numel() {
             let (expected, got) = (spec.numel(), grad.values.numel());
-            return Err(EngineError::GradNumel { param: name(), expected, got });
+            return Err(EngineError::WrongNumel { what: "gradient", param: name(), expected, got });
         }
         if !spec.trainable {
             return refuse("it is frozen".into());

@@ -1,7 +1,7 @@
 //! What the engine can refuse, or fail at.
 
 use oxizero_comm::CommError;
-use oxizero_core::{ConfigError, LossScaleAtMinimum, Numel, Rank};
+use oxizero_core::{ConfigError, DType, LossScaleAtMinimum, Numel, Rank};
 use oxizero_optim::OptimError;
 
 /// Every error of the engine.
@@ -17,7 +17,7 @@ pub enum EngineError {
     /// The optimizer's settings are not possible.
     #[error(transparent)]
     Optim(#[from] OptimError),
-    /// The front-end's list of parameters is not one that can be trained.
+    /// A parameter cannot be trained as it is given, or has not what is asked of it.
     #[error("parameter `{param}`: {problem}")]
     Param {
         /// The parameter's name.
@@ -53,15 +53,49 @@ pub enum EngineError {
         /// How many there are.
         count: usize,
     },
-    /// A gradient of another size than its parameter.
-    #[error("the gradient of `{param}` has {got} elements, the parameter {expected}")]
-    GradNumel {
+    /// A name that no parameter has.
+    #[error("the engine was never given a parameter `{name}`")]
+    UnknownParam {
+        /// What was asked for.
+        name: String,
+    },
+    /// Values of another number than there are to be.
+    #[error("{got} elements were given as the {what} of `{param}`, which has {expected}")]
+    WrongNumel {
+        /// Which values: a gradient, master weights or a state, whole or this rank's part.
+        what: &'static str,
         /// The parameter's name.
         param: String,
-        /// The parameter's elements.
+        /// How many it has.
         expected: Numel,
-        /// The gradient's elements.
+        /// How many were given.
         got: Numel,
+    },
+    /// Values that would be rounded where they are stored.
+    #[error("{got} values were given as the {what} of `{param}`, which is stored in {expected}")]
+    WrongDType {
+        /// Which values, as in [`WrongNumel`](Self::WrongNumel).
+        what: &'static str,
+        /// The parameter's name.
+        param: String,
+        /// The dtype that they are stored in; f32 takes every dtype.
+        expected: DType,
+        /// The dtype of the values.
+        got: DType,
+    },
+    /// Ranks that are to have the same gradient of a parameter: some have none.
+    #[error(
+        "rank {first} has gradients of `{param}` in this window and rank {second} has none, though \
+         the mesh says that theirs are the same; use it on both, or let it be Reduced along their \
+         axis"
+    )]
+    ReplicasDiffer {
+        /// The parameter's name.
+        param: String,
+        /// A rank that used it.
+        first: Rank,
+        /// A rank that did not.
+        second: Rank,
     },
     /// A gradient that should not have come.
     #[error("the gradient of `{param}` cannot be taken: {why}")]

@@ -13,6 +13,8 @@ use oxizero_device::{Buffer, View, kernels};
 use crate::access::divide;
 use crate::bucket::{Bucket, Field};
 use crate::model_grads::{Memory, ModelGrads, Scope, Stretch};
+use crate::setup::fingerprint;
+use crate::window::WindowState;
 use crate::{Engine, EngineError};
 
 impl Engine {
@@ -29,7 +31,8 @@ impl Engine {
     }
 
     /// The same, in the memory of `grads` where it fits, such as that of an earlier window: page
-    /// faults of fresh memory take longer than the copy. After an error `grads` may be empty.
+    /// faults of fresh memory take longer than the copy. After an error `grads` may be empty. Parts
+    /// from which whole tensors are rebuilt pass through memory of their own, which is freed.
     pub fn full_grads_into(
         &mut self,
         scope: Scope,
@@ -41,7 +44,7 @@ impl Engine {
             Scope::DataParallel => spec.shape.clone(),
             Scope::Global => self.mesh().whole_shape(spec),
         };
-        let mut new = ModelGrads::new(scope, &self.specs, shape);
+        let mut new = ModelGrads::new(scope, &self.specs, shape, |param| self.is_used(param));
         for (reduced, dtype) in self.keys(|bucket| Some(bucket.spec().sharing.reduced)) {
             let members = self.members(reduced, dtype);
             let numel = members.iter().map(|index| self.numel(*index)).sum();
@@ -56,20 +59,33 @@ impl Engine {
             for (parts, dtype) in parts {
                 self.rebuild(parts, dtype, &mut new, &mut memory)?;
             }
-            new.drop_unplaced();
+            new.trim();
         }
         *grads = new;
         Ok(())
     }
 
     /// Replaces the gradients of all parameters that `grads` has; a collective call. Of whole
-    /// tensors, each rank takes its part.
+    /// tensors, each rank takes its part. All ranks that hold a parameter give the same. One that
+    /// nobody used stays unused, unless it was [written](ModelGrads::get_mut).
+    ///
+    /// # Errors
+    ///
+    /// On every rank, if ranks give the gradients of other parameters, or of another model.
     pub fn set_full_grads(&mut self, grads: &ModelGrads) -> Result<(), EngineError> {
-        let given: Vec<_> = grads.iter().collect();
+        let given: Vec<_> = grads.iter().filter(|(param, _)| grads.is_used(*param)).collect();
         let fine = given
             .iter()
             .try_for_each(|(param, values)| self.check_in(grads.scope(), *param, *values));
-        self.begin_edit(&format!("set_full_grads {}", grads.scope()), None, fine)?;
+        // Of tensors of ranks' own, each rank may have used others.
+        let is_common = |param: &ParamId| {
+            let spec = self.specs.get(param.0);
+            spec.is_none_or(|spec| self.mesh().sharing(spec).distinct.is_empty())
+        };
+        let common: Vec<_> = given.iter().map(|(param, _)| *param).filter(is_common).collect();
+        let which = fingerprint(&format!("{common:?}"));
+        let call = format!("set_full_grads, {}, of {which:016x}", grads.scope());
+        self.begin_edit(&call, None, fine)?;
         for (param, values) in given {
             match grads.scope() {
                 Scope::DataParallel => self.write_grad(param, values),
@@ -82,17 +98,21 @@ impl Engine {
         Ok(())
     }
 
+    fn is_used(&self, param: ParamId) -> bool {
+        match &self.window.state {
+            WindowState::Reduced(reduced) => reduced.used(param),
+            _ => false,
+        }
+    }
+
     fn check_in(&self, scope: Scope, param: ParamId, values: View<'_>) -> Result<(), EngineError> {
-        if scope == Scope::DataParallel {
-            return self.check_values(param, values);
-        }
-        self.owned_of(param)?;
-        let expected = Numel::of_shape(&self.mesh().whole_shape(&self.specs[param.0]));
-        if values.numel() == expected {
-            Ok(())
-        } else {
-            Err(self.wrong_numel(param, expected, values.numel()))
-        }
+        self.check_param(param)?;
+        let spec = &self.specs[param.0];
+        let numel = match scope {
+            Scope::DataParallel => spec.numel(),
+            Scope::Global => Numel::of_shape(&self.mesh().whole_shape(spec)),
+        };
+        self.check_fit(param, Field::Grad, numel, values)
     }
 
     /// This rank's part of a whole tensor.
@@ -193,14 +213,7 @@ impl Engine {
         };
         let params: Vec<_> = (0..self.specs.len()).map(ParamId).filter(is_part).collect();
         let ranks = self.mesh().size_over(parts);
-        let (stretches, numel) = grads.stretches(&params, ranks);
-        let lend = |stretch: &Stretch| stretch.shard(grads);
-        let shards = stretches.iter().map(lend).collect();
-        let (shards, gathered) = self.gather_many(parts, shards, Buffer::heap(numel, dtype))?;
-        for (stretch, shard) in stretches.iter().zip(shards) {
-            stretch.give_back(shard, grads);
-        }
-
+        let (stretches, gathered) = self.gather_parts(parts, (&params, dtype), grads)?;
         let whole_numel = |param: &ParamId| self.specs[param.0].numel() * ranks.get();
         let mut whole = memory.take(params.iter().map(whole_numel).sum(), dtype);
         let (mut start, mut places) = (0, Vec::with_capacity(params.len()));
@@ -220,6 +233,22 @@ impl Engine {
         let flat = grads.add(whole);
         places.into_iter().for_each(|(param, all)| grads.place(param, flat, all));
         Ok(())
+    }
+
+    /// Gathers the parts of these parameters from all ranks along `parts`, stretch after stretch.
+    fn gather_parts(
+        &mut self,
+        parts: Axes,
+        (params, dtype): (&[ParamId], DType),
+        grads: &mut ModelGrads,
+    ) -> Result<(Vec<Stretch>, Buffer), EngineError> {
+        let (stretches, numel) = grads.stretches(params, self.mesh().size_over(parts));
+        let shards = stretches.iter().map(|stretch| stretch.shard(grads)).collect();
+        let (shards, gathered) = self.gather_many(parts, shards, Buffer::heap(numel, dtype))?;
+        for (stretch, shard) in stretches.iter().zip(shards) {
+            stretch.give_back(shard, grads);
+        }
+        Ok((stretches, gathered))
     }
 
     fn numel(&self, bucket: usize) -> Numel {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use oxizero_comm::{CommError, Communicator, Traffic};
-use oxizero_core::{Axes, Mesh, Rank, Sharing};
+use oxizero_core::{Axes, Mesh, ParamSpec, Rank, Sharing};
 
 /// This rank's communicators, one for each set of axes that parameters need.
 pub(crate) struct Groups {
@@ -13,6 +13,8 @@ pub(crate) struct Groups {
     others: Vec<(Axes, Box<dyn Communicator>)>,
     /// By axes: the ranks that are where this one is along them.
     beside: Vec<(Axes, Vec<Rank>)>,
+    /// By axes: for every rank of the world, the first of its group over them.
+    firsts: Vec<(Axes, Vec<Rank>)>,
 }
 
 impl Groups {
@@ -20,18 +22,28 @@ impl Groups {
     pub(crate) fn new(
         world: Box<dyn Communicator>,
         mesh: Mesh,
-        sharings: impl Iterator<Item = Sharing> + Clone,
+        specs: &[ParamSpec],
     ) -> Result<Self, CommError> {
-        let asked = |sharing: Sharing| [sharing.reduced, sharing.copies(), sharing.parts()];
-        let axes: BTreeSet<Axes> = sharings.clone().flat_map(asked).collect();
+        let sharings = || specs.iter().map(|spec| mesh.sharing(spec));
+        let held = sharings().flat_map(|sharing| [sharing.reduced, sharing.copies()]);
+        // Frozen parameters have no gradient to put together.
+        let trained = specs.iter().filter(|spec| spec.trainable);
+        let parts = trained.map(|spec| mesh.sharing(spec).parts());
+        let axes: BTreeSet<Axes> = held.chain(parts).collect();
         let rank = world.rank();
         let some = axes.into_iter().filter(|axes| *axes != mesh.all());
         let split = |axes| Ok((axes, world.split(&mesh.group(axes, rank))?));
         let others = some.map(split).collect::<Result<_, CommError>>()?;
-        let distinct: BTreeSet<Axes> = sharings.map(|sharing| sharing.distinct).collect();
+        let distinct: BTreeSet<Axes> = sharings().map(|sharing| sharing.distinct).collect();
         let beside = |axes| (axes, mesh.group(mesh.without(axes), rank).ranks().to_vec());
         let beside = distinct.into_iter().map(beside).collect();
-        Ok(Self { mesh, world, others, beside })
+        let same = [mesh.same_batches()].into_iter();
+        let same: BTreeSet<Axes> = same.chain(sharings().map(|s| s.replicated)).collect();
+        let first = |axes, rank| mesh.group(axes, rank).ranks()[0];
+        let ranks = || mesh.world_size().ranks();
+        let firsts = |axes| (axes, ranks().map(|rank| first(axes, rank)).collect());
+        let firsts = same.into_iter().map(firsts).collect();
+        Ok(Self { mesh, world, others, beside, firsts })
     }
 
     /// How the ranks are arranged.
@@ -46,19 +58,31 @@ impl Groups {
 
     /// The ranks that differ from this one only along `axes`, which parameters asked for.
     pub(crate) fn over(&self, axes: Axes) -> &dyn Communicator {
-        let found = self.others.iter().find(|(others, _)| *others == axes);
-        found.map_or(&*self.world, |(_, comm)| &**comm)
+        if axes == self.mesh.all() {
+            return &*self.world;
+        }
+        &**find(&self.others, axes)
     }
 
     /// The ranks that hold elements of the same tensor as this one.
     pub(crate) fn holders(&self, sharing: Sharing) -> &[Rank] {
-        let found = self.beside.iter().find(|(axes, _)| *axes == sharing.distinct);
-        &found.expect("new() was given every parameter's sharing").1
+        find(&self.beside, sharing.distinct).as_slice()
+    }
+
+    /// By rank: the first of those that work on the same micro-batches.
+    pub(crate) fn same_batches(&self) -> &[Rank] {
+        find(&self.firsts, self.mesh.same_batches()).as_slice()
+    }
+
+    /// By rank: the first of those that have the same gradient.
+    pub(crate) fn same_gradient(&self, sharing: Sharing) -> &[Rank] {
+        find(&self.firsts, sharing.replicated).as_slice()
     }
 
     /// Whether this rank counts what all ranks hold that are replicas of each other: one does.
     pub(crate) fn counts(&self, sharing: Sharing) -> bool {
-        self.mesh.place(sharing.replicated, self.world.rank()) == Rank(0)
+        let rank = self.world.rank();
+        self.same_gradient(sharing)[rank.0] == rank
     }
 
     /// What this rank asked all groups for.
@@ -66,4 +90,9 @@ impl Groups {
         let others = self.others.iter().map(|(_, comm)| comm.traffic());
         others.fold(self.world.traffic(), std::ops::Add::add)
     }
+}
+
+fn find<T>(all: &[(Axes, T)], axes: Axes) -> &T {
+    let found = all.iter().find(|(others, _)| *others == axes);
+    &found.expect("new() was given every parameter's axes").1
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 
 use oxizero_comm::OwnShard;
-use oxizero_core::{DType, Numel, ParamId, ParamSpec, Rank, WorldSize};
+use oxizero_core::{Bytes, DType, Numel, ParamId, ParamSpec, Rank, WorldSize};
 use oxizero_device::{Buffer, View, ViewMut};
 
 use crate::EngineError;
@@ -49,20 +49,24 @@ struct Named {
     /// All that it has.
     names: Vec<String>,
     shape: Vec<usize>,
+    /// Some rank used it in the window, or the caller was given its gradient for writing.
+    used: bool,
 }
 
 impl ModelGrads {
-    /// Without gradients; `shape` is that which a parameter's has.
+    /// Without gradients; `shape` is that which a parameter's has, `used` whether a rank used it.
     pub(crate) fn new(
         scope: Scope,
         specs: &[ParamSpec],
         shape: impl Fn(&ParamSpec) -> Vec<usize>,
+        used: impl Fn(ParamId) -> bool,
     ) -> Self {
-        let named = |spec: &ParamSpec| Named {
+        let named = |(index, spec): (usize, &ParamSpec)| Named {
             names: spec.names().map(String::from).collect(),
             shape: shape(spec),
+            used: used(ParamId(index)),
         };
-        let params = specs.iter().map(named).collect();
+        let params = specs.iter().enumerate().map(named).collect();
         Self { scope, params, flats: Vec::new(), places: vec![None; specs.len()] }
     }
 
@@ -78,9 +82,10 @@ impl ModelGrads {
         Some(self.flats[*flat].range(elements.clone()))
     }
 
-    /// The same, for writing.
+    /// The same, for writing. A parameter that nobody used counts as used from then on.
     pub fn get_mut(&mut self, param: ParamId) -> Option<ViewMut<'_>> {
         let (flat, elements) = self.places.get(param.0)?.as_ref()?;
+        self.params[param.0].used = true;
         Some(self.flats[*flat].range_mut(elements.clone()))
     }
 
@@ -102,6 +107,16 @@ impl ModelGrads {
         params.filter_map(|param| Some((param, self.get(param)?)))
     }
 
+    /// The bytes that all gradients take.
+    pub fn bytes(&self) -> Bytes {
+        self.flats.iter().map(Buffer::len).sum()
+    }
+
+    /// Whether an optimizer is to see the gradient.
+    pub(crate) fn is_used(&self, param: ParamId) -> bool {
+        self.params[param.0].used
+    }
+
     /// The memory alone.
     pub(crate) fn into_memory(self) -> Memory {
         Memory(self.flats)
@@ -116,11 +131,13 @@ impl ModelGrads {
         self.places[param.0] = Some((flat, elements));
     }
 
-    /// Frees the flat copies that hold no parameter.
-    pub(crate) fn drop_unplaced(&mut self) {
+    /// Frees what follows the last parameter in each flat copy.
+    pub(crate) fn trim(&mut self) {
         for (index, flat) in self.flats.iter_mut().enumerate() {
-            if !self.places.iter().flatten().any(|(holder, _)| *holder == index) {
-                *flat = Buffer::heap(Numel(0), flat.dtype());
+            let places = self.places.iter().flatten().filter(|(holder, _)| *holder == index);
+            let end = places.map(|(_, elements)| elements.end).max().unwrap_or(0);
+            if end < flat.numel().0 {
+                *flat = Buffer::copy_of(flat.range(0..end));
             }
         }
     }
@@ -163,10 +180,7 @@ impl ModelGrads {
 
 /// The parameter that was found under a name.
 pub(crate) fn param_named(name: &str, found: Option<usize>) -> Result<ParamId, EngineError> {
-    found.map(ParamId).ok_or_else(|| EngineError::Param {
-        param: name.into(),
-        problem: "the engine was never given it".into(),
-    })
+    found.map(ParamId).ok_or_else(|| EngineError::UnknownParam { name: name.into() })
 }
 
 /// Consecutive elements of a flat copy that are gathered from several ranks.
@@ -181,9 +195,7 @@ pub(crate) struct Stretch {
 impl Stretch {
     /// Lends it to a collective.
     pub(crate) fn shard(&self, grads: &mut ModelGrads) -> OwnShard {
-        let flat = &mut grads.flats[self.flat];
-        let buffer = std::mem::replace(flat, Buffer::heap(Numel(0), flat.dtype()));
-        OwnShard { buffer, own: self.own.clone() }
+        OwnShard { buffer: grads.flats[self.flat].take(), own: self.own.clone() }
     }
 
     /// Takes back what was lent.

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use oxizero_core::{Event, Numel, ParamId, Placement, Rank};
+use oxizero_core::{DType, Event, Numel, ParamId, Placement, Rank};
 use oxizero_device::{Buffer, View, kernels};
 
 use crate::access::Local;
@@ -15,19 +15,23 @@ use crate::setup::fingerprint;
 use crate::{Engine, EngineError};
 
 impl Engine {
-    /// The whole f32 master weights of a parameter; a collective call. `None` for a frozen one.
+    /// The whole f32 master weights of a parameter, in the shape of its
+    /// [`ParamSpec`](crate::ParamSpec): of a tensor that the mesh splits, this rank's part. A
+    /// collective call. `None` for a frozen one.
     pub fn full_param(&mut self, param: ParamId) -> Result<Option<Buffer>, EngineError> {
         self.begin_call("full_param", param, Ok(()))?;
         self.full_field(param, Field::Master)
     }
 
     /// Replaces the master weights of a parameter, and with them its model weights; a collective
-    /// call in which each rank takes its part of the values that it was given.
+    /// call in which each rank takes its part of the values that it was given: all ranks that hold
+    /// the parameter give the same.
     pub fn set_full_param(&mut self, param: ParamId, values: View<'_>) -> Result<(), EngineError> {
-        self.run(Event::Edit)?;
-        let given =
-            self.check_values(param, values).and_then(|()| self.check_bucket_exclusive(param));
+        self.check_alive()?;
+        let given = self.check_values(param, Field::Master, values);
+        let given = given.and_then(|()| self.check_bucket_exclusive(param));
         self.agree_call("set_full_param", Some(param), given)?;
+        self.run(Event::Edit)?;
         let (at, _) = self.owned_of(param)?;
         self.write_weights(param, at, values)
     }
@@ -44,10 +48,11 @@ impl Engine {
     /// model weights; a collective call, for which each rank hands in as many elements as
     /// [`local_param`](Self::local_param) gave it.
     pub fn set_local_param(&mut self, param: ParamId, values: View<'_>) -> Result<(), EngineError> {
-        self.run(Event::Edit)?;
-        let range = self.check_local_values(param, values);
+        self.check_alive()?;
+        let range = self.check_local_values(param, Field::Master, values);
         let given = range.and_then(|at| self.check_bucket_exclusive(param).map(|()| at));
         let at = self.agree_call("set_local_param", Some(param), given)?;
+        self.run(Event::Edit)?;
         self.write_weights(param, at, values)
     }
 
@@ -64,7 +69,7 @@ impl Engine {
     }
 
     /// A whole f32 state that the optimizer keeps of a parameter, by its name in torch such as
-    /// `exp_avg`; a collective call. `None` for a frozen parameter.
+    /// `exp_avg`, in the same shape; a collective call. `None` for a frozen parameter.
     pub fn full_state(
         &mut self,
         param: ParamId,
@@ -84,18 +89,20 @@ impl Engine {
         values: View<'_>,
     ) -> Result<(), EngineError> {
         let given = self.state_index(name);
-        let given = given.and_then(|index| self.check_values(param, values).map(|()| index));
+        let given = given.and_then(|index| {
+            self.check_values(param, Field::State(index), values).map(|()| index)
+        });
         let index = self.begin_call(&format!("set_full_state {name}"), param, given)?;
         let (at, owned) = self.owned_of(param)?;
         if let Some(range) = overlap(&at, &owned) {
             let in_param = range.start - at.start..range.end - at.start;
-            self.write_state(param, (index, range), values.range(in_param));
+            self.write_state(param, index, range, values.range(in_param));
         }
         Ok(())
     }
 
-    /// Replaces the part of a state that this rank's optimizer updates; a collective call, for which
-    /// each rank hands in as many elements as [`local_state`](Self::local_state) gave it.
+    /// Replaces the part of a state that this rank's optimizer updates; a collective call, for
+    /// which each rank hands in as many elements as [`local_state`](Self::local_state) gave it.
     pub fn set_local_state(
         &mut self,
         param: ParamId,
@@ -103,20 +110,17 @@ impl Engine {
         values: View<'_>,
     ) -> Result<(), EngineError> {
         let given = self.state_index(name);
-        let given = given.and_then(|index| Ok((index, self.check_local_values(param, values)?)));
-        let at = self.begin_call(&format!("set_local_state {name}"), param, given)?;
-        if !at.1.is_empty() {
-            self.write_state(param, at, values);
+        let given = given.and_then(|index| {
+            Ok((index, self.check_local_values(param, Field::State(index), values)?))
+        });
+        let (index, range) = self.begin_call(&format!("set_local_state {name}"), param, given)?;
+        if !range.is_empty() {
+            self.write_state(param, index, range, values);
         }
         Ok(())
     }
 
-    fn write_state(
-        &mut self,
-        param: ParamId,
-        (index, range): (usize, Range<usize>),
-        values: View<'_>,
-    ) {
+    fn write_state(&mut self, param: ParamId, index: usize, range: Range<usize>, values: View<'_>) {
         let id = self.params[param.0].bucket;
         if let Some(target) = self.buckets[id.0].state_mut(index, range) {
             kernels::cast(values, target);
@@ -205,18 +209,51 @@ impl Engine {
         known.then_some(()).ok_or(EngineError::Unknown { what: "parameter", index, count })
     }
 
-    /// Refuses values that are not a trained parameter's.
-    pub(crate) fn check_values(&self, param: ParamId, values: View<'_>) -> Result<(), EngineError> {
-        self.owned_of(param)?;
-        let expected = self.specs[param.0].numel();
-        if values.numel() != expected {
-            return Err(self.wrong_numel(param, expected, values.numel()));
-        }
-        Ok(())
+    /// Refuses values that are not a field of a whole trained parameter.
+    pub(crate) fn check_values(
+        &self,
+        param: ParamId,
+        field: Field,
+        values: View<'_>,
+    ) -> Result<(), EngineError> {
+        self.check_param(param)?;
+        self.check_fit(param, field, self.specs[param.0].numel(), values)
     }
 
-    pub(crate) fn wrong_numel(&self, param: ParamId, expected: Numel, got: Numel) -> EngineError {
-        EngineError::GradNumel { param: self.specs[param.0].name.clone(), expected, got }
+    /// The elements that this rank's optimizer updates, if the values are these elements'.
+    pub(crate) fn check_local_values(
+        &self,
+        param: ParamId,
+        field: Field,
+        values: View<'_>,
+    ) -> Result<Range<usize>, EngineError> {
+        let (at, owned) = self.owned_of(param)?;
+        let range = overlap(&at, &owned).unwrap_or(at.start..at.start);
+        self.check_fit(param, field, Numel(range.len()), values)?;
+        Ok(range)
+    }
+
+    /// Refuses values that are not so many, or that would be rounded where they are stored.
+    pub(crate) fn check_fit(
+        &self,
+        param: ParamId,
+        field: Field,
+        numel: Numel,
+        values: View<'_>,
+    ) -> Result<(), EngineError> {
+        self.owned_of(param)?;
+        let (what, param, id) =
+            (field.name(), self.specs[param.0].name.clone(), self.params[param.0].bucket);
+        if values.numel() != numel {
+            let (expected, got) = (numel, values.numel());
+            return Err(EngineError::WrongNumel { what, param, expected, got });
+        }
+        match self.buckets[id.0].dtype_of(field) {
+            Some(expected) if ![DType::F32, values.dtype()].contains(&expected) => {
+                Err(EngineError::WrongDType { what, param, expected, got: values.dtype() })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Where a trained parameter lies in its bucket, and what this rank's optimizer updates there.
@@ -261,11 +298,7 @@ impl Engine {
         let bucket = &mut self.buckets[id.0];
         let at = bucket.spec().layout.slot(slot);
         if self.options.stage.optim() == Placement::Replicated {
-            return Ok(bucket.field(field, at).map(|whole| {
-                let mut copy = Buffer::heap(whole.numel(), whole.dtype());
-                kernels::cast(whole, copy.view_mut());
-                copy
-            }));
+            return Ok(bucket.field(field, at).map(Buffer::copy_of));
         }
         let shard = bucket.shard();
         let own = overlap(&at, &shard).unwrap_or(shard.start..shard.start);

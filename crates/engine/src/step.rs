@@ -43,15 +43,20 @@ impl Reduced {
         self.divisor = 1.0;
     }
 
+    /// Whether any rank used the parameter, or it was given a gradient.
+    pub(crate) fn used(&self, param: ParamId) -> bool {
+        self.used[param.0]
+    }
+
     /// A parameter was given a gradient, whether any rank had used it or not.
     pub(crate) fn set(&mut self, param: ParamId) {
         self.used[param.0] = true;
     }
 
     /// The parameter and rank whose gradient made the sum of `owned` infinite or NaN; that itself
-    /// where finite gradients overflowed.
+    /// where finite gradients overflowed, or an edit made it so.
     pub(crate) fn blame(&self, owned: (ParamId, Rank)) -> (ParamId, Rank) {
-        self.non_finite.unwrap_or(owned)
+        self.non_finite.filter(|(param, _)| *param == owned.0).unwrap_or(owned)
     }
 
     /// Applies the clip factor that the agreed norm asks for.

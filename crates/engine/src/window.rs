@@ -1,6 +1,6 @@
 //! The accumulation window: what this rank collected, and what all ranks say of it together.
 
-use oxizero_core::{ConfigError, LossScale, ParamId, Rank, Sharing};
+use oxizero_core::{ConfigError, LossScale, ParamId, ParamSpec, Rank, Sharing};
 
 use crate::EngineError;
 use crate::groups::Groups;
@@ -73,44 +73,45 @@ pub(crate) struct Agreed {
 
 impl Collected {
     /// Tells all ranks; every rank draws the same conclusion, but for the use of parameters that
-    /// are not the same on all. `sharing` says how a parameter is shared.
+    /// are not the same on all. `params` says how each parameter is shared.
     pub(crate) fn agree(
         self,
         groups: &Groups,
-        sharing: impl Fn(usize) -> Sharing,
+        params: &[(&ParamSpec, Sharing)],
     ) -> Result<Agreed, EngineError> {
         let told = groups.world().exchange(&self.to_bytes())?;
         let all: Vec<Self> =
             told.iter().map(|bytes| Self::from_bytes(bytes, self.used.len())).collect();
         let ranks = || all.iter().zip((0..).map(Rank));
-        let mesh = groups.mesh();
-        let same = mesh.same_batches();
-        for (rank, at) in ranks().filter(|_| !same.is_empty()) {
-            let first = mesh.group(same, at).ranks()[0];
-            rank.same_batches(&all[first.0], at, first)?;
+        let first_of = groups.same_batches();
+        for (collected, at) in ranks() {
+            let first = first_of[at.0];
+            collected.check_same_batches(at, &all[first.0], first)?;
         }
-        let counted =
-            || ranks().filter(|(_, at)| mesh.place(same, *at) == Rank(0)).map(|(rank, _)| rank);
-        let used = |param| groups.holders(sharing(param)).iter().any(|at| all[at.0].used[param]);
+        check_replicas(&all, groups, params)?;
+        let counted = || ranks().filter(|(_, at)| first_of[at.0] == *at).map(|(rank, _)| rank);
+        let used = |(param, (_, sharing)): (usize, &(&ParamSpec, Sharing))| {
+            groups.holders(*sharing).iter().any(|at| all[at.0].used[param])
+        };
         Ok(Agreed {
             micro_batches: counted().map(|rank| rank.micro_batches).sum(),
             passes: all.iter().map(|rank| rank.passes).max().unwrap_or(0),
             loss_scale: one_scale(ranks())?,
             weight: counted().map(|rank| rank.weight).sum(),
             non_finite: ranks().filter_map(|(rank, at)| Some((rank.non_finite?, at))).min(),
-            used: (0..self.used.len()).map(used).collect(),
+            used: params.iter().enumerate().map(used).collect(),
         })
     }
 
-    /// Refuses a rank `at` that did not work on the micro-batches of `first`.
-    fn same_batches(&self, other: &Self, at: Rank, first: Rank) -> Result<(), EngineError> {
-        let said = |rank: &Self| (rank.micro_batches, rank.weight);
+    /// Refuses a rank `at` that did not work on the micro-batches that rank `first` worked on.
+    fn check_same_batches(&self, at: Rank, other: &Self, first: Rank) -> Result<(), EngineError> {
+        let said = |collected: &Self| (collected.micro_batches, collected.weight);
         if said(self) == said(other) {
             return Ok(());
         }
-        let text = |rank: &Self| match rank.weight {
-            0.0 => format!("{} micro-batches", rank.micro_batches),
-            weight => format!("{} micro-batches of weight {weight}", rank.micro_batches),
+        let text = |collected: &Self| match collected.weight {
+            0.0 => format!("{} micro-batches", collected.micro_batches),
+            weight => format!("{} micro-batches of weight {weight}", collected.micro_batches),
         };
         let (expected, got) = (text(other), text(self));
         Err(EngineError::BatchesDiffer { first, expected, second: at, got })
@@ -147,6 +148,24 @@ impl Collected {
             used: (0..param_count).map(|param| bits[param / 8] >> (param % 8) & 1 == 1).collect(),
         }
     }
+}
+
+/// Refuses parameters that some of the ranks used which are to have the same gradient of them.
+fn check_replicas(
+    all: &[Collected],
+    groups: &Groups,
+    params: &[(&ParamSpec, Sharing)],
+) -> Result<(), EngineError> {
+    let replicated = |(_, (_, sharing)): &(usize, &(_, Sharing))| !sharing.replicated.is_empty();
+    for (index, (spec, sharing)) in params.iter().enumerate().filter(replicated) {
+        let mut firsts = groups.same_gradient(*sharing).iter().copied().zip((0..).map(Rank));
+        let uses = |rank: Rank| all[rank.0].used[index];
+        if let Some((one, other)) = firsts.find(|(first, at)| uses(*first) != uses(*at)) {
+            let (first, second) = if uses(one) { (one, other) } else { (other, one) };
+            return Err(EngineError::ReplicasDiffer { param: spec.name.clone(), first, second });
+        }
+    }
+    Ok(())
 }
 
 /// The scale of all gradients; a rank without gradients takes the others'.

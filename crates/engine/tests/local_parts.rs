@@ -60,7 +60,7 @@ fn check(stage: Stage, comm: Box<dyn Communicator>) {
     assert_eq!(engine.local_state(PARAM, "exp_avg").unwrap().unwrap().elements, elements);
 
     let error = engine.set_local_param(PARAM, GradView::F32(&[0.0; 8])).unwrap_err();
-    assert!(matches!(error, EngineError::GradNumel { .. }), "{error}");
+    assert!(matches!(error, EngineError::WrongNumel { .. }), "{error}");
     let error = engine.set_local_state(PARAM, "momentum", GradView::F32(&mine)).unwrap_err();
     assert!(matches!(error, EngineError::UnknownState { .. }), "{error}");
 }

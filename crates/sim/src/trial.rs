@@ -54,8 +54,8 @@ pub enum Reads {
     All,
     /// None: the step reduces them.
     None,
-    /// All of them, and then they are set to what was read: to the data-parallel ones and to the
-    /// global ones in turn.
+    /// All of them, and then they are set to what was read: to the data-parallel ones, to the
+    /// global ones, and one by one, in turn.
     SetBack,
 }
 
@@ -116,6 +116,16 @@ pub struct Trained {
     pub states: Vec<Vec<Vec<f32>>>,
 }
 
+/// What a rank's engine is made of.
+pub struct Member {
+    /// Its communicator.
+    pub comm: Box<dyn Communicator>,
+    /// Its update rule.
+    pub rule: Box<dyn Optimizer>,
+    /// What it is told of the parameters.
+    pub specs: Vec<ParamSpec>,
+}
+
 /// What was read of a window's gradients; of [`Trained`] one window. Empty if nothing was read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Read {
@@ -159,16 +169,17 @@ impl Trial {
 
     /// Trains with the engine as the rank of `comm`, and hands the engine over too.
     pub fn engine(&self, comm: Box<dyn Communicator>) -> Result<(Trained, Engine), EngineError> {
-        self.engine_with(comm, optimizer(self.rule)?)
+        self.engine_of(self.member(comm)?)
     }
 
-    /// The same, with an update rule of the caller's own.
-    pub fn engine_with(
-        &self,
-        comm: Box<dyn Communicator>,
-        rule: Box<dyn Optimizer>,
-    ) -> Result<(Trained, Engine), EngineError> {
-        let mut engine = self.start_with(comm, rule)?;
+    /// What the engine of a rank is made of.
+    pub fn member(&self, comm: Box<dyn Communicator>) -> Result<Member, OptimError> {
+        Ok(Member { comm, rule: optimizer(self.rule)?, specs: self.specs.clone() })
+    }
+
+    /// Trains with an engine that is made of something else than [`member`](Self::member) says.
+    pub fn engine_of(&self, member: Member) -> Result<(Trained, Engine), EngineError> {
+        let mut engine = self.start_of(member)?;
         let mut trained = Trained::default();
         for step in 0..self.steps {
             let (outcome, read) = self.window(&mut engine, step)?;
@@ -198,14 +209,10 @@ impl Trial {
 
     /// An engine that has not trained yet.
     pub fn start(&self, comm: Box<dyn Communicator>) -> Result<Engine, EngineError> {
-        self.start_with(comm, optimizer(self.rule)?)
+        self.start_of(self.member(comm)?)
     }
 
-    fn start_with(
-        &self,
-        comm: Box<dyn Communicator>,
-        rule: Box<dyn Optimizer>,
-    ) -> Result<Engine, EngineError> {
+    fn start_of(&self, Member { comm, rule, specs }: Member) -> Result<Engine, EngineError> {
         let optimizer = OptimizerSetup {
             rule,
             groups: self.groups.clone(),
@@ -215,7 +222,6 @@ impl Trial {
         let mut initial = |param: ParamId, weights: &mut [f32]| {
             weights.copy_from_slice(&self.initial_of(param.0, self.instance(param.0, rank)));
         };
-        let specs = self.specs.clone();
         Engine::new(specs, self.order(), self.options.clone(), optimizer, comm, &mut initial)
     }
 
@@ -254,8 +260,11 @@ impl Trial {
         read.model_grads = self.of_model(&model);
         let global = engine.full_grads(Scope::Global)?;
         read.global_grads = self.of_model(&global);
-        if self.reads == Reads::SetBack {
-            engine.set_full_grads(if step.is_multiple_of(2) { &model } else { &global })?;
+        match (self.reads, step % 3) {
+            (Reads::SetBack, 0) => engine.set_full_grads(&model)?,
+            (Reads::SetBack, 1) => engine.set_full_grads(&global)?,
+            (Reads::SetBack, _) => engine.map_grads(|_, _, _| ())?,
+            (Reads::All | Reads::None, _) => {}
         }
         Ok(read)
     }

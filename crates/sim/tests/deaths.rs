@@ -3,6 +3,7 @@
 use oxizero::{EngineError, EngineOptions, StepOutcome};
 use oxizero_comm::CommError;
 use oxizero_core::{DType, ParamSpec, Precision, Rank, Stage, UnitId};
+use oxizero_sim::layouts;
 use oxizero_sim::trial::Trial;
 use oxizero_sim::watched::{Death, Plan};
 use oxizero_sim::world;
@@ -29,6 +30,33 @@ fn whenever_a_rank_dies_the_others_name_it() {
                 // What was complete before the death may have been all that this rank needed.
                 let done = survivor.is_none() && operation + 1 == operations;
                 assert!(named || done, "{stage:?}, operation {operation}: {survivor:?}");
+            }
+        }
+    }
+}
+
+/// Between two groups of two, the survivors learn of it whether the dead rank is of theirs or not.
+#[test]
+fn whenever_a_rank_of_a_mesh_dies_all_others_fail() {
+    for stage in Stage::ALL {
+        let options = EngineOptions::new(stage, Precision::of_model(DType::Bf16));
+        let mesh = layouts::mesh(&[("data", 2), ("expert", 2)]);
+        let trial = Trial { steps: 2, ..layouts::model_of(options, &mesh) };
+        let (_, logs) = world::run_watched(4, Plan::default(), |comm| trial.engine(comm).is_ok());
+        let operations = logs[2].operations().len();
+        for operation in (0..operations).step_by(3) {
+            let plan = Plan { death: Some(Death { rank: Rank(2), operation }), ..Plan::default() };
+            let (ended, _) =
+                world::run_watched(4, plan, |comm| trial.engine(comm).map(|(t, _)| t).err());
+            for (rank, ended) in ended.into_iter().enumerate() {
+                let dead = rank == 2;
+                let Some(EngineError::Comm(error)) = ended else {
+                    // What was complete before the death may have been all that a rank needed.
+                    assert!(!dead && operation + 20 > operations, "{stage:?}, {operation}, {rank}");
+                    continue;
+                };
+                let planned = matches!(error, CommError::System { .. });
+                assert_eq!(planned, dead, "{stage:?}, operation {operation}, rank {rank}: {error}");
             }
         }
     }

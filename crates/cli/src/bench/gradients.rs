@@ -28,10 +28,10 @@ use crate::rank::RankError;
 #[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
 pub(crate) struct Gradients {
     /// Elements of the model.
-    #[arg(long, value_name = "N", default_value = "134217728", value_parser = params)]
+    #[arg(long, value_name = "N", default_value = "134217728", value_parser = model::params)]
     params: usize,
     /// The model's dtype, f32 or bf16; gradients accumulate in f32.
-    #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = dtype)]
+    #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = model::dtype)]
     dtype: DType,
     /// ZeRO stage, 0 to 3.
     #[arg(long, value_name = "S", default_value = "2", value_parser = args::stage)]
@@ -40,8 +40,6 @@ pub(crate) struct Gradients {
 
 /// The numbers of tensors that the model is split into, in turn.
 const TENSORS: [usize; 2] = [150, 1500];
-/// Fewer make no matrices of 1500 tensors.
-const PARAMS_MIN: usize = 1 << 18;
 
 const MEMCPY: &str = "memcpy";
 const MEMCPY_FRESH: &str = "memcpy/fresh";
@@ -264,20 +262,5 @@ impl Subject {
             }
             None => Ok(hash.iter().map(|byte| format!("{byte:02x}")).collect()),
         }
-    }
-}
-
-fn params(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(params) if params >= PARAMS_MIN => Ok(params),
-        _ => Err(format!("allowed: {PARAMS_MIN} and more")),
-    }
-}
-
-fn dtype(text: &str) -> Result<DType, String> {
-    match text {
-        "f32" => Ok(DType::F32),
-        "bf16" => Ok(DType::Bf16),
-        _ => Err("allowed: f32, bf16".into()),
     }
 }

@@ -9,6 +9,26 @@ const OUTER_TENSORS: usize = 6;
 /// The part of all elements that lies before and after the layers: one in so many.
 const OUTER_PART: usize = 5;
 
+/// Fewer elements make no matrices of 1500 tensors.
+const PARAMS_MIN: usize = 1 << 18;
+
+/// Reads the elements of a model, for clap.
+pub(crate) fn params(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(params) if params >= PARAMS_MIN => Ok(params),
+        _ => Err(format!("allowed: {PARAMS_MIN} and more")),
+    }
+}
+
+/// Reads a dtype that holds what a bench computes, for clap.
+pub(crate) fn dtype(text: &str) -> Result<DType, String> {
+    match text {
+        "f32" => Ok(DType::F32),
+        "bf16" => Ok(DType::Bf16),
+        _ => Err("allowed: f32, bf16".into()),
+    }
+}
+
 /// So many tensors of `numel` elements together: an embedding, layers, a head; each a unit.
 ///
 /// # Panics

@@ -1,20 +1,20 @@
-//! What a bench tells: a line for each thing that was timed.
+//! What a bench tells: a line for each thing that was measured.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
 
 use serde::Serialize;
 
-/// One thing that was timed. As JSON, an object on a line of its own.
+/// One thing that was measured. As JSON, an object on a line of its own.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Row {
-    /// What was timed, such as `full_grads/copy/150`.
+    /// What was measured, such as `full_grads/copy/150`.
     pub(crate) name: String,
     /// The world size.
     pub(crate) ranks: usize,
-    /// The median over the rounds, of the slowest rank.
+    /// The median over the rounds, of the slowest rank; of memory the most, of any rank.
     pub(crate) median: f64,
-    /// The median's: seconds.
+    /// The median's: `s` or `bytes`.
     pub(crate) unit: &'static str,
     /// The name of what it is compared with.
     pub(crate) reference: &'static str,
@@ -24,6 +24,9 @@ pub(crate) struct Row {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) hash: Option<String>,
 }
+
+/// The unit of memory.
+pub(crate) const BYTES: &str = "bytes";
 
 /// Hexadecimal digits of a hash that a table has room for.
 const HASH_SHOWN: usize = 16;
@@ -37,9 +40,17 @@ pub(crate) fn table(title: &str, rows: &[Row]) -> String {
         let line = format!("{name:<width$}{median:>12}{ratio:>8}  {reference:<16}{hash}");
         writeln!(text, "{}", line.trim_end()).expect("a string takes every text");
     };
-    line(["name", "median", "ratio", "over", "sha-256"]);
+    let head = match rows.iter().all(|row| row.unit == BYTES) {
+        true => "most",
+        false => "median",
+    };
+    line(["name", head, "ratio", "over", "sha-256"]);
     for row in rows {
-        let (median, ratio) = (format!("{:.3} ms", 1e3 * row.median), format!("{:.2}", row.ratio));
+        let median = match row.unit {
+            BYTES => format!("{:.1} MiB", row.median / f64::from(1 << 20)),
+            _ => format!("{:.3} ms", 1e3 * row.median),
+        };
+        let ratio = format!("{:.3}", row.ratio);
         let hash = row.hash.as_deref().map_or("", |hash| &hash[..HASH_SHOWN.min(hash.len())]);
         line([&row.name, &median, &ratio, row.reference, hash]);
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use oxizero_core::{DType, Precision};
 
-use super::results::{GradError, Weights};
+use super::results::{Cause, GradError, Weights};
 use super::setting::Setting;
 use crate::error::CliError;
 use crate::job::Job;
@@ -27,23 +27,33 @@ pub(super) struct Probe<'a> {
 pub(super) type Masters = Vec<Vec<f32>>;
 
 impl Probe<'_> {
-    /// Measures every setting and window, over the micro-batches that the job begins with.
+    /// Measures every cause and window, over the micro-batches that the job begins with.
     pub(super) fn measure(&self, windows: &[usize]) -> Result<Vec<GradError>, CliError> {
         let seed = self.job.config.train.seed;
         let weights = if self.masters.is_some() { Weights::Trained } else { Weights::Initial };
         let mut errors = Vec::new();
         for window in windows.iter().copied() {
-            let expected = self.grads(window, REFERENCE)?;
-            for setting in [Setting::WideSums, Setting::NarrowSums] {
-                let got = self.grads(window, setting.precision())?;
-                let relative = relative_error(&got, &expected);
-                errors.push(GradError { seed, setting, window, weights, relative });
+            let expected = self.grads(window, REFERENCE, 0)?;
+            for cause in Cause::ALL {
+                let (precision, step) = match cause {
+                    Cause::WideSums => (Setting::WideSums.precision(), 0),
+                    Cause::NarrowSums => (Setting::NarrowSums.precision(), 0),
+                    Cause::OtherBatch => (REFERENCE, 1),
+                };
+                let relative = relative_error(&self.grads(window, precision, step)?, &expected);
+                errors.push(GradError { seed, cause, window, weights, relative });
             }
         }
         Ok(errors)
     }
 
-    fn grads(&self, window: usize, precision: Precision) -> Result<Vec<Vec<f32>>, CliError> {
+    /// Of the micro-batches that training takes in step `step`.
+    fn grads(
+        &self,
+        window: usize,
+        precision: Precision,
+        step: usize,
+    ) -> Result<Vec<Vec<f32>>, CliError> {
         let (mut job, masters) = (self.job.clone(), self.masters.clone());
         job.config.precision = precision;
         job.config.train.gradient_accumulation_steps = window;
@@ -52,7 +62,7 @@ impl Probe<'_> {
             if let Some(masters) = &masters {
                 trainer.set_masters(masters)?;
             }
-            trainer.grads(0)
+            trainer.grads(step)
         })
     }
 }

@@ -40,9 +40,10 @@ pub(super) fn markdown(results: &Results, origin: &Origin<'_>, files: &Files) ->
          in bits per byte;\nless is better:\n\n\
          {losses}\n\
          ![Validation loss by step, and its distance from f32]({chart})\n\n\
-         How far the gradient of one step is from that of the same bf16 weights which travels \
-         and adds\nin f32 (the length of the difference over the length), with initial and with \
-         trained weights;\nthe mean over the seeds:\n\n\
+         Relative error of one step's gradient, against that of the same bf16 weights which \
+         travels and\nadds in f32. *Another batch* is how far apart two of the latter are, of \
+         different micro-batches:\nthe noise that training has anyway. The mean over the \
+         seeds:\n\n\
          {errors}\n\
          ### How to get these numbers\n\n\
          ```sh\n{command}\n```\n\n\
@@ -151,9 +152,9 @@ mod tests {
         assert_eq!(cells("| bf16, bf16 sums"), "3.5000 5.5000 4.5000 ");
         assert_eq!(cells("| (bf16, bf16 sums) less (f32)"), "+0.5000 +0.5000 +0.5000 ");
         let errors = tables::errors(&sample()).to_string();
-        let row = errors.lines().find(|line| line.starts_with("| 64 ")).unwrap();
+        let row = errors.lines().find(|line| line.starts_with("| trained ")).unwrap();
         let cells: Vec<_> = row.split('|').skip(2).map(str::trim).collect();
-        assert_eq!(cells, ["0.100 %", "0.800 %", "0.100 %", "0.800 %", ""]);
+        assert_eq!(cells, ["64", "0.100 %", "0.800 %", "30.000 %", ""]);
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub(super) struct Run {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GradError {
     pub(super) seed: u64,
-    pub(super) setting: Setting,
+    pub(super) cause: Cause,
     /// Micro-batches that a rank accumulated.
     pub(super) window: usize,
     pub(super) weights: Weights,
@@ -35,11 +35,45 @@ pub(super) struct GradError {
     pub(super) relative: f64,
 }
 
+/// Why a gradient differs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// It travels in bf16 and adds in f32.
+    WideSums,
+    /// It travels and adds in bf16.
+    NarrowSums,
+    /// It is not rounded, but of other micro-batches: what chance makes of it.
+    OtherBatch,
+}
+
+impl Cause {
+    pub(super) const ALL: [Self; 3] = [Self::WideSums, Self::NarrowSums, Self::OtherBatch];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::WideSums => "f32 sums",
+            Self::NarrowSums => "bf16 sums",
+            Self::OtherBatch => "another batch",
+        }
+    }
+}
+
 /// Which weights a gradient is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Weights {
     Initial,
     Trained,
+}
+
+impl Weights {
+    pub(super) const ALL: [Self; 2] = [Self::Initial, Self::Trained];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Initial => "initial",
+            Self::Trained => "trained",
+        }
+    }
 }
 
 /// Steps, and bits per byte after each.
@@ -61,9 +95,9 @@ impl Results {
     }
 
     /// The relative errors of these gradients, a seed each.
-    pub(super) fn errors(&self, setting: Setting, window: usize, weights: Weights) -> Vec<f64> {
+    pub(super) fn errors(&self, cause: Cause, window: usize, weights: Weights) -> Vec<f64> {
         let wanted = |error: &&GradError| {
-            (error.setting, error.window, error.weights) == (setting, window, weights)
+            (error.cause, error.window, error.weights) == (cause, window, weights)
         };
         self.errors.iter().filter(wanted).map(|error| error.relative).collect()
     }
@@ -78,22 +112,19 @@ impl Results {
 
     /// Every number, for programs.
     pub(super) fn csv(&self) -> String {
-        let mut text = "measure,setting,seed,at,value\n".to_owned();
-        let mut line = |measure: &str, setting: Setting, seed: u64, at: usize, value: f64| {
-            let words = format!("{measure},\"{setting}\",{seed},{at},{value:.6e}");
+        let mut text = "measure,of,seed,at,value\n".to_owned();
+        let mut line = |measure: &str, of: &str, seed: u64, at: usize, value: f64| {
+            let words = format!("{measure},\"{of}\",{seed},{at},{value:.6e}");
             writeln!(text, "{words}").expect("a string takes every text");
         };
         for Run { seed, setting, evaluations } in &self.runs {
             for Evaluation { step, bits_per_byte, .. } in evaluations {
-                line("bits per byte by step", *setting, *seed, *step, *bits_per_byte);
+                line("loss by step", &setting.to_string(), *seed, *step, *bits_per_byte);
             }
         }
-        for GradError { seed, setting, window, weights, relative } in &self.errors {
-            let measure = match weights {
-                Weights::Initial => "gradient error by micro-batches, initial weights",
-                Weights::Trained => "gradient error by micro-batches, trained weights",
-            };
-            line(&format!("\"{measure}\""), *setting, *seed, *window, *relative);
+        for GradError { seed, cause, window, weights, relative } in &self.errors {
+            let measure = format!("gradient by micro-batches; {} weights", weights.name());
+            line(&measure, cause.name(), *seed, *window, *relative);
         }
         text
     }
@@ -130,16 +161,12 @@ pub(super) mod tests {
                 let evaluations = vec![at(0, 8.0), at(10, seed as f64 + 0.25 * index as f64)];
                 results.runs.push(Run { seed, setting, evaluations });
             }
-            for weights in [Weights::Initial, Weights::Trained] {
-                let error = |(setting, relative)| GradError {
-                    seed,
-                    setting,
-                    window: 64,
-                    weights,
-                    relative,
-                };
-                let pair = [(Setting::WideSums, 0.001), (Setting::NarrowSums, 0.002 * seed as f64)];
-                results.errors.extend(pair.map(error));
+            for weights in Weights::ALL {
+                let error =
+                    |(cause, relative)| GradError { seed, cause, window: 64, weights, relative };
+                let narrow = 0.002 * seed as f64;
+                let relative = [0.001, narrow, 0.3];
+                results.errors.extend(Cause::ALL.into_iter().zip(relative).map(error));
             }
         }
         results
@@ -155,12 +182,10 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn every_number_is_a_row_of_four_columns_and_a_value() {
+    fn every_number_is_a_row_of_five_cells() {
         let csv = sample().csv();
-        assert_eq!(csv.lines().count(), 1 + 2 * 3 * 2 + 2 * 2 * 2);
-        assert!(
-            csv.contains("\nbits per byte by step,\"bf16, f32 sums\",3,10,3.250000e0\n"),
-            "{csv}"
-        );
+        assert_eq!(csv.lines().count(), 1 + 2 * 3 * 2 + 2 * 2 * 3);
+        assert!(csv.lines().all(|row| row.replace(", ", " ").split(',').count() == 5), "{csv}");
+        assert!(csv.contains("\nloss by step,\"bf16, f32 sums\",3,10,3.250000e0\n"), "{csv}");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::results::{Results, Weights, ends, mean};
+use super::results::{Cause, Results, Weights, ends, mean};
 use super::setting::Setting;
 
 /// A Markdown table, aligned in its text too.
@@ -71,21 +71,17 @@ fn row(name: String, numbers: &[f64], shown: impl Fn(f64) -> String) -> Vec<Stri
 
 /// Relative errors of gradients, the mean over the seeds.
 pub(super) fn errors(results: &Results) -> Table {
-    let columns = [
-        (Setting::WideSums, Weights::Initial, "f32 sums, initial"),
-        (Setting::NarrowSums, Weights::Initial, "bf16 sums, initial"),
-        (Setting::WideSums, Weights::Trained, "f32 sums, trained"),
-        (Setting::NarrowSums, Weights::Trained, "bf16 sums, trained"),
-    ];
-    let names = columns.map(|(.., name)| name.to_owned());
-    let head = ["micro-batches a rank".to_owned()].into_iter().chain(names);
-    let mut rows = vec![head.collect::<Vec<_>>()];
-    for window in results.windows() {
-        let cell = |(setting, weights, _)| {
-            let relative = mean(&results.errors(setting, window, weights));
-            format!("{:.3} %", 100.0 * relative)
-        };
-        rows.push([window.to_string()].into_iter().chain(columns.map(cell)).collect());
+    let head = ["weights", "micro-batches a rank"].into_iter().chain(Cause::ALL.map(Cause::name));
+    let mut rows = vec![head.map(str::to_owned).collect::<Vec<_>>()];
+    for weights in Weights::ALL {
+        for window in results.windows() {
+            let cell = |cause| {
+                let relative = mean(&results.errors(cause, window, weights));
+                format!("{:.3} %", 100.0 * relative)
+            };
+            let key = [weights.name().to_owned(), window.to_string()];
+            rows.push(key.into_iter().chain(Cause::ALL.map(cell)).collect());
+        }
     }
     Table::new(rows)
 }

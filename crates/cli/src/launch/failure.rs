@@ -46,6 +46,7 @@ impl Blame {
         match error {
             CommError::PeerDead { .. } | CommError::Aborted { .. } => Self::Other,
             CommError::Timeout { .. }
+            | CommError::Deadlock { .. }
             | CommError::Mismatch { .. }
             | CommError::Unfilled { .. }
             | CommError::Rendezvous { .. } => Self::All,

@@ -195,6 +195,7 @@ fn connect_and_run(seat: Seat) -> Result<(), (String, Blame)> {
         world_size: seat.world_size,
         socket: seat.rendezvous,
         deadline: Duration::from_secs_f64(work.run().deadline_seconds),
+        replicas: work.replicas(),
     };
     let comm =
         shm::connect(options).map_err(|error| (error.to_string(), Blame::of_comm(&error)))?;

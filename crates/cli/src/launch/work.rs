@@ -3,6 +3,7 @@
 use std::io::{self, Read, Write};
 
 use oxizero_comm::Communicator;
+use oxizero_comm::shm::Replicas;
 use oxizero_core::config::RunConfig;
 
 use crate::bench::{self, BenchJob};
@@ -27,6 +28,14 @@ impl Work {
         match self {
             Self::Train(job) => &job.config.run,
             Self::Bench(job) => &job.run,
+        }
+    }
+
+    /// Whose memory replicas are to lie in, where the ranks are processes.
+    pub(super) fn replicas(&self) -> Replicas {
+        match self {
+            Self::Train(_) => Replicas::Shared,
+            Self::Bench(job) => job.replicas(),
         }
     }
 
@@ -76,7 +85,7 @@ mod tests {
         let words = "oxizero bench gradients --ranks 3 --dtype bf16 --stage 1 --rounds 9 --json";
         let command = Arguments::try_parse_from(words.split_whitespace()).unwrap().command;
         let Command::Bench(arguments) = command else { panic!("{words}") };
-        let work = Work::Bench(arguments.job().unwrap());
+        let work = Work::Bench(arguments.jobs().unwrap().remove(0));
         let mut sent = Vec::new();
         work.send(&mut sent).unwrap();
         assert_eq!(Work::receive(&mut sent.as_slice()).unwrap(), work);

@@ -12,6 +12,9 @@ use oxizero_device::{Buffer, Region, ViewMut};
 /// What a communicator does wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CommFault {
+    /// As [`PoisonedMemory`](Self::PoisonedMemory), and where a shard of a sum ends in padding,
+    /// that is read as its first element.
+    ReadPadding,
     /// Ranks get the next one's shard of a sum.
     SwappedShards,
     /// The last rank contributes zeros.
@@ -40,12 +43,19 @@ pub(super) enum CommFault {
     LostNorm,
     /// The parts of the norm are those of the step before.
     StaleNorm,
+    /// Sums over some of the ranks count as much more as there are more ranks: those of experts are
+    /// divided by the micro-batches of their own group.
+    OwnCount,
+    /// As `SwappedGather`, in gathers of gradients between some of the ranks.
+    SwappedParts,
 }
 
 /// A communicator with a fault.
 pub(super) struct FaultyComm {
     inner: Box<dyn Communicator>,
     fault: CommFault,
+    /// Ranks of the world, of which these may be some.
+    world: usize,
     /// What the ranks reported last.
     reported: Mutex<Option<Vec<Vec<u8>>>>,
 }
@@ -53,12 +63,19 @@ pub(super) struct FaultyComm {
 /// Bytes of what a rank reports before a step, of which the first are its part of the norm.
 const REPORT_LEN: usize = 24;
 const NORM_LEN: usize = 8;
-/// Bytes of numbers in what a rank says of its window; after them a bit for each used parameter.
+/// Bytes of numbers in what a rank says of its window; after them a bit for each used parameter, of
+/// which no trial has more than 24.
 const WINDOW_LEN: usize = 40;
+const WINDOW_LEN_MAX: usize = WINDOW_LEN + 3;
 
 impl FaultyComm {
     pub(super) fn new(inner: Box<dyn Communicator>, fault: CommFault) -> Self {
-        Self { inner, fault, reported: Mutex::new(None) }
+        let world = inner.world_size().get();
+        Self { inner, fault, world, reported: Mutex::new(None) }
+    }
+
+    fn is_of_some(&self) -> bool {
+        self.world_size().get() < self.world
     }
 
     fn is_last(&self) -> bool {
@@ -107,6 +124,17 @@ impl FaultyComm {
                     bytes.rotate_left(element);
                 }
             }
+            CommFault::ReadPadding => {
+                let element = sum.as_view().dtype().size();
+                let bytes = sum.bytes_mut();
+                if bytes.ends_with(&[u8::MAX; 2]) {
+                    bytes.copy_within(bytes.len() - element.., 0);
+                }
+            }
+            CommFault::OwnCount if self.is_of_some() => {
+                let counts = (self.world / self.world_size().get()) as f32;
+                kernels::divide(sum, 1.0 / counts);
+            }
             _ => {}
         }
     }
@@ -135,12 +163,31 @@ impl FaultyComm {
         }
     }
 
+    /// Exchanges what the first two ranks gave, place after place, where all ranks gave as much.
+    fn spoil_gathered_many(&self, lens: &[usize], full: &mut Buffer) {
+        let (ranks, element) = (self.world_size().get(), full.dtype().size());
+        let exchanges = match self.fault {
+            CommFault::SwappedGather => !self.is_of_some(),
+            CommFault::SwappedParts => self.is_of_some(),
+            _ => false,
+        };
+        let equal = lens.iter().sum::<usize>() * ranks == full.numel().0;
+        let mut bytes = full.view_mut().bytes_mut();
+        for len in lens.iter().filter(|_| exchanges && equal && ranks > 1) {
+            let (place, rest) = bytes.split_at_mut(len * ranks * element);
+            let (first, others) = place.split_at_mut(len * element);
+            first.swap_with_slice(&mut others[..len * element]);
+            bytes = rest;
+        }
+    }
+
     fn spoil_told(&self, told: &mut [Vec<u8>]) {
         let len = told[0].len();
         let last = told.len() - 1;
+        let tells_use = len > WINDOW_LEN && len <= WINDOW_LEN_MAX;
         match self.fault {
-            CommFault::LostUse if len > WINDOW_LEN => told[last][WINDOW_LEN..].fill(0),
-            CommFault::InventedUse if len > WINDOW_LEN => told[last][WINDOW_LEN..].fill(u8::MAX),
+            CommFault::LostUse if tells_use => told[last][WINDOW_LEN..].fill(0),
+            CommFault::InventedUse if tells_use => told[last][WINDOW_LEN..].fill(u8::MAX),
             CommFault::LostNorm if len == REPORT_LEN => told[last][..NORM_LEN].fill(0),
             CommFault::StaleNorm if len == REPORT_LEN => {
                 let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
@@ -165,7 +212,7 @@ impl Communicator for FaultyComm {
 
     fn alloc(&self, bytes: Bytes) -> Result<Region, CommError> {
         let mut region = self.inner.alloc(bytes)?;
-        if self.fault == CommFault::PoisonedMemory {
+        if matches!(self.fault, CommFault::PoisonedMemory | CommFault::ReadPadding) {
             region.bytes_mut().fill(u8::MAX);
         }
         Ok(region)
@@ -209,7 +256,10 @@ impl Communicator for FaultyComm {
         shards: Vec<OwnShard>,
         full: Buffer,
     ) -> Result<Handle<(Vec<OwnShard>, Buffer)>, CommError> {
-        self.inner.all_gather_many(shards, full)
+        let lens: Vec<_> = shards.iter().map(|shard| shard.own.len()).collect();
+        let (shards, mut full) = self.inner.all_gather_many(shards, full)?.wait()?;
+        self.spoil_gathered_many(&lens, &mut full);
+        Ok(Handle::done(Ok((shards, full))))
     }
 
     fn broadcast(&self, buffer: Buffer, root: Rank) -> Result<Handle<Buffer>, CommError> {
@@ -232,7 +282,9 @@ impl Communicator for FaultyComm {
     }
 
     fn split(&self, group: &ProcessGroup) -> Result<Box<dyn Communicator>, CommError> {
-        self.inner.split(group)
+        let inner = self.inner.split(group)?;
+        let (fault, world) = (self.fault, self.world);
+        Ok(Box::new(Self { inner, fault, world, reported: Mutex::new(None) }))
     }
 
     fn abort(&self, why: &str) {

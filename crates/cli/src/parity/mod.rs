@@ -14,9 +14,7 @@ use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 use oxizero::EngineError;
-use oxizero_comm::Communicator;
-use oxizero_optim::Optimizer;
-use oxizero_sim::trial::{Trained, Trial};
+use oxizero_sim::trial::{Member, Trained, Trial};
 use oxizero_sim::{Differences, first_difference, world};
 
 use self::trials::{Named, Row, Worlds};
@@ -96,25 +94,15 @@ fn compare(row: &Row) -> (Differences, Option<String>) {
     (largest, first_breach)
 }
 
-/// Trains a trial, each rank with the communicator and the rule that `wrap` makes of its own.
-/// Returns the first difference from what is expected.
+/// Trains a trial, each rank with the engine of what `wrap` makes of its own. Returns the first
+/// difference from what is expected.
 fn breach_of_wrapped(
     trial: &Trial,
     expected: &[Trained],
     wrap: &(impl Fn(Member) -> Member + Sync),
 ) -> Option<String> {
-    let ended = world::run(trial.ranks, |comm| {
-        let rule = oxizero_sim::trial::optimizer(trial.rule)?;
-        let Member { comm, rule } = wrap(Member { comm, rule });
-        Ok(trial.engine_with(comm, rule)?.0)
-    });
+    let ended = world::run(trial.ranks, |comm| Ok(trial.engine_of(wrap(trial.member(comm)?))?.0));
     breach(trial, &ended, expected)
-}
-
-/// What a rank's engine is made of.
-struct Member {
-    comm: Box<dyn Communicator>,
-    rule: Box<dyn Optimizer>,
 }
 
 fn breach(

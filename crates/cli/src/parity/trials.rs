@@ -111,18 +111,18 @@ fn trials(
     all
 }
 
-/// The precisions in turn, with two trials of each where there is a minute, and all of them else.
+/// The precisions in turn, each with another part of the grid.
 fn group_trials(width: Width, mesh: &Mesh, seed: u64, stage: Stage) -> Vec<Named> {
     let (drawn_count, grid_count) = match width {
         Width::Quick => (1, 2),
-        Width::Full => (25, usize::MAX),
+        Width::Full => (20, 30),
     };
     let mut all = Vec::new();
     for (first, dtypes) in PRECISIONS.into_iter().enumerate() {
         let precision = precision(dtypes);
         let mut options = grid(width, stage, precision);
         let count = options.len();
-        options.rotate_left(5 * first % count);
+        options.rotate_left(13 * first % count);
         for (turn, options) in options.into_iter().enumerate().take(grid_count) {
             let rule = [ADAMW, ADAM, SGD][(first + turn) % 3];
             let reads = [Reads::All, Reads::None, Reads::SetBack][(first / 2 + turn) % 3];
@@ -181,7 +181,8 @@ impl Named {
         let clip = clip_norm.map_or("unclipped".into(), |norm| format!("clipped at {norm}"));
         let name = format!(
             "{} ranks, {model}, {reduce} and {accumulate}, windows of {accumulation}, \
-             {bucketing:?}, {reduction:?}, {clip}, align {}, {} parameters, {:?}, reads {:?}, seed {}",
+             {bucketing:?}, {reduction:?}, {clip}, align {}, {} parameters, {:?}, reads {:?}, \
+             seed {}",
             trial.ranks,
             align.0,
             trial.specs.len(),

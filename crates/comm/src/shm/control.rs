@@ -5,11 +5,12 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::SeqCst};
 
-use oxizero_core::{ProcessGroup, Rank};
+use oxizero_core::{ProcessGroup, Rank, WorldSize};
 
 use super::signal::Signal;
 use crate::operation::Operation;
 use crate::transport::Failure;
+use crate::waits::{Callers, Wait};
 
 /// Ranks that a world may have: a group's members are the bits of one word.
 pub(super) const RANKS_MAX: usize = 64;
@@ -29,12 +30,19 @@ pub(super) struct Control {
     pub(super) opened: Signal,
     /// By rank: whether it has left the world by itself.
     departed: [AtomicU32; RANKS_MAX],
+    /// By rank: who has called, as that rank's process knows its threads.
+    pub(super) callers: [Callers; RANKS_MAX],
+    /// By rank: for the opening of which group it waits.
+    pub(super) openings: [Opening; RANKS_MAX],
     reasons: [Reason; RANKS_MAX],
+    /// The first so many places have been used, or are about to be.
+    used: AtomicU32,
     pub(super) meetings: [Meeting; GROUPS_MAX],
     pub(super) replicas: [Holders; REPLICAS_MAX],
 }
 
-/// Why a rank has aborted: written by that rank alone, once, before its failure is.
+/// What a rank says of the failure that it makes the world's: written by that rank alone, once,
+/// before the failure is.
 #[repr(C)]
 struct Reason {
     claimed: AtomicU32,
@@ -46,29 +54,31 @@ impl Control {
     /// The first failure of any rank, if there is one.
     pub(super) fn failure(&self) -> Option<Failure> {
         let word = self.failure.load(SeqCst);
-        let [kind, rank, waiter, ..] = word.to_le_bytes();
-        let [rank, waiter] = [rank, waiter].map(|rank| Rank(rank.into()));
+        let [kind, teller, rank, ..] = word.to_le_bytes();
+        let [teller, rank] = [teller, rank].map(|rank| Rank(rank.into()));
+        let reason = || self.reasons[teller.0 % RANKS_MAX].read();
         match kind {
             0 => None,
             DEAD => Some(Failure::Dead(rank)),
-            LATE => Some(Failure::Late { rank, waiter }),
-            _ => Some(Failure::Aborted(rank, self.reasons[rank.0 % RANKS_MAX].read())),
+            LATE => Some(Failure::Late { rank, waiter: teller, waits: reason() }),
+            DEADLOCK => Some(Failure::Deadlock { finder: teller, waits: reason() }),
+            _ => Some(Failure::Aborted(teller, reason())),
         }
     }
 
-    /// Makes `failure` the world's, unless there is one already; returns the first. A rank aborts
-    /// for its first reason only.
+    /// Makes `failure` the world's, unless there is one already; returns the first. A rank tells
+    /// its first reason only.
     pub(super) fn fail(&self, failure: Failure) -> Failure {
-        let word = match &failure {
-            Failure::Dead(rank) => encode(DEAD, *rank, *rank),
-            Failure::Late { rank, waiter } => encode(LATE, *rank, *waiter),
-            Failure::Aborted(rank, why) => {
-                if !self.reasons[rank.0].write(why) {
-                    return self.failure().unwrap_or(failure);
-                }
-                encode(ABORTED, *rank, *rank)
-            }
+        let (kind, teller, rank, reason) = match &failure {
+            Failure::Dead(rank) => (DEAD, rank, rank, None),
+            Failure::Late { rank, waiter, waits } => (LATE, waiter, rank, Some(waits)),
+            Failure::Deadlock { finder, waits } => (DEADLOCK, finder, finder, Some(waits)),
+            Failure::Aborted(rank, why) => (ABORTED, rank, rank, Some(why)),
         };
+        if reason.is_some_and(|reason| !self.reasons[teller.0].write(reason)) {
+            return self.failure().unwrap_or(failure);
+        }
+        let word = encode(kind, *teller, *rank);
         // Whoever was first, the failure is set from here on.
         let _ = self.failure.compare_exchange(0, word, SeqCst, SeqCst);
         self.wake_all();
@@ -84,19 +94,67 @@ impl Control {
         self.departed[rank.0].load(SeqCst) != 0
     }
 
+    /// Every rank that waits for others to come. They go on meanwhile: each group is read by
+    /// itself, as it is while it is open.
+    pub(super) fn waits(&self, world_size: WorldSize) -> Vec<Wait> {
+        let meetings = self.used().iter().enumerate();
+        let met = meetings.flat_map(|(index, meeting)| meeting.waits(index, &self.callers));
+        met.chain(world_size.ranks().filter_map(|rank| self.opening(rank))).collect()
+    }
+
+    /// How `rank` waits for a group's first member to open a place, if it does.
+    fn opening(&self, rank: Rank) -> Option<Wait> {
+        let (turn, members) = self.openings[rank.0].read()?;
+        let group = group(members)?;
+        let own = group.rank_of(rank)?;
+        let missing = vec![group.ranks()[0]];
+        let is_opened = self.place(&group, own).is_some();
+        let still_waits = self.openings[rank.0].read() == Some((turn, members));
+        (still_waits && !is_opened).then(|| Wait {
+            rank,
+            operation: Operation::split(&group),
+            group,
+            place: (GROUPS_MAX, turn),
+            missing,
+            is_all_of_rank: self.callers[rank.0].is_one(),
+        })
+    }
+
+    /// Takes a place for `group`: the first is the world's.
+    pub(super) fn open(&self, group: &ProcessGroup) -> Option<usize> {
+        let index = (1..GROUPS_MAX).find(|index| {
+            self.used.fetch_max(*index as u32 + 1, SeqCst);
+            self.meetings[*index].open(group)
+        })?;
+        self.opened.bump();
+        Some(index)
+    }
+
+    /// The place that `group`, which waits for it, has been given for its member `rank`.
+    pub(super) fn place(&self, group: &ProcessGroup, rank: Rank) -> Option<usize> {
+        self.used().iter().position(|meeting| meeting.awaits(group, rank))
+    }
+
+    /// The places that may be open. To look at another would make the system hold its page.
+    fn used(&self) -> &[Meeting] {
+        let used = (self.used.load(SeqCst) as usize).clamp(1, GROUPS_MAX);
+        &self.meetings[..used]
+    }
+
     fn wake_all(&self) {
         self.opened.wake();
-        self.meetings.iter().for_each(Meeting::wake);
+        self.used().iter().for_each(Meeting::wake);
     }
 }
 
 const DEAD: u8 = 1;
 const LATE: u8 = 2;
 const ABORTED: u8 = 3;
+const DEADLOCK: u8 = 4;
 
 /// A byte for each: there are at most [`RANKS_MAX`] ranks.
-fn encode(kind: u8, rank: Rank, waiter: Rank) -> u64 {
-    u64::from_le_bytes([kind, rank.0 as u8, waiter.0 as u8, 0, 0, 0, 0, 0])
+fn encode(kind: u8, teller: Rank, rank: Rank) -> u64 {
+    u64::from_le_bytes([kind, teller.0 as u8, rank.0 as u8, 0, 0, 0, 0, 0])
 }
 
 impl Reason {
@@ -118,10 +176,37 @@ impl Reason {
     }
 }
 
+/// A rank's wait for a group's first member to open a place for it; written by that rank alone.
+#[repr(C)]
+pub(super) struct Opening {
+    /// Odd while it waits.
+    turn: AtomicU64,
+    members: AtomicU64,
+}
+
+impl Opening {
+    /// Says that the rank waits, until `wait` has returned.
+    pub(super) fn during<R>(&self, group: &ProcessGroup, wait: impl FnOnce() -> R) -> R {
+        self.members.store(mask(group), SeqCst);
+        self.turn.fetch_add(1, SeqCst);
+        let result = wait();
+        self.turn.fetch_add(1, SeqCst);
+        result
+    }
+
+    /// The how many-th turn this is, and the group's members, while the rank waits.
+    fn read(&self) -> Option<(u64, u64)> {
+        let turn = self.turn.load(SeqCst);
+        (turn % 2 == 1).then(|| (turn, self.members.load(SeqCst)))
+    }
+}
+
 /// The place where the members of one group meet.
 #[repr(C)]
 pub(super) struct Meeting {
     state: AtomicU32,
+    /// How many groups have met here, with the one that does.
+    times: AtomicU32,
     /// Members that have left.
     left: AtomicU32,
     /// One bit a rank of the world.
@@ -139,6 +224,7 @@ impl Meeting {
         let claimed = self.state.compare_exchange(FREE, CLAIMED, SeqCst, SeqCst).is_ok();
         if claimed {
             self.members.store(mask(group), SeqCst);
+            self.times.fetch_add(1, SeqCst);
             self.state.store(OPEN, SeqCst);
         }
         claimed
@@ -172,6 +258,39 @@ impl Meeting {
         }
     }
 
+    /// The how many-th group meets here, and its members; `None` while none does.
+    fn meets(&self) -> Option<(u32, u64)> {
+        let times = self.times.load(SeqCst);
+        let members = self.members.load(SeqCst);
+        let is_open = self.state.load(SeqCst) == OPEN && self.times.load(SeqCst) == times;
+        is_open.then_some((times, members))
+    }
+
+    /// Every member that waits for others to come here; `index` is the place's.
+    fn waits(&self, index: usize, callers: &[Callers]) -> Vec<Wait> {
+        let Some((times, members)) = self.meets() else { return Vec::new() };
+        let Some(group) = group(members) else { return Vec::new() };
+        let seats = || group.ranks().iter().copied().zip(&self.seats);
+        let wait = |(rank, seat): (Rank, &Seat)| {
+            let operation = seat.operation();
+            let sequence = operation.sequence as u32;
+            if sequence == 0 || !seat.posted.has_reached(sequence) || seat.has_left() {
+                return None;
+            }
+            let missing = seats().filter(|(_, seat)| !seat.posted.has_reached(sequence));
+            let missing: Vec<Rank> = missing.map(|(rank, _)| rank).collect();
+            let (place, is_all_of_rank) = ((index, times.into()), callers[rank.0].is_one());
+            (!missing.is_empty()).then(|| {
+                let group = group.clone();
+                Wait { rank, operation, group, place, missing, is_all_of_rank }
+            })
+        };
+        let waits = seats().filter_map(wait).collect();
+        // What was read belongs to this group if it still meets here: none but an open place has
+        // its members' seats, and a place that is opened anew has been counted.
+        if self.meets() == Some((times, members)) { waits } else { Vec::new() }
+    }
+
     fn wake(&self) {
         if self.state.load(SeqCst) != FREE {
             for seat in &self.seats {
@@ -184,6 +303,11 @@ impl Meeting {
 
 fn mask(group: &ProcessGroup) -> u64 {
     group.ranks().iter().map(|rank| 1 << rank.0).sum()
+}
+
+/// The members whose [`mask`] this is.
+fn group(mask: u64) -> Option<ProcessGroup> {
+    ProcessGroup::new((0..RANKS_MAX).filter(|rank| mask >> rank & 1 == 1).map(Rank).collect())
 }
 
 const INVITED: u32 = 0;

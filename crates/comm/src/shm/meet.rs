@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use oxizero_core::{Bytes, ProcessGroup, Rank, WorldSize};
 use oxizero_device::Region;
@@ -15,6 +15,7 @@ use super::signal::Signal;
 use super::{Process, Replicas};
 use crate::operation::Operation;
 use crate::transport::{Failure, Offer, Peers, Transport};
+use crate::waits::Watch;
 use crate::{Allocated, CommError};
 
 /// A staging block of at most so many bytes is kept for the next operation.
@@ -37,6 +38,11 @@ impl ShmTransport {
     pub(super) fn world(process: Arc<Process>, members: ProcessGroup, deadline: Duration) -> Self {
         let rank = process.rank;
         let meeting = (members.size() != WorldSize::ONE).then_some(0);
+        if let Some(index) = meeting {
+            let place = &process.control().meetings[index];
+            place.open(&members); // unless another rank has
+            place.join(rank);
+        }
         Self::new(process, meeting, members, rank, deadline)
     }
 
@@ -66,33 +72,35 @@ impl ShmTransport {
         operation: &Operation,
         signal: impl Fn(&Seat) -> &Signal,
     ) -> Result<(), CommError> {
-        let started = Instant::now();
+        let mut watch = Watch::new(self.deadline);
         let value = operation.sequence as u32;
+        let has_come = |seat: &Seat| signal(seat).has_reached(value);
         for (rank, seat) in self.seats() {
-            let look =
-                || self.look(operation, started, rank, |seat| signal(seat).has_reached(value));
+            let look = || {
+                let gone = || self.seats().find(|(_, seat)| seat.has_left() && !has_come(seat));
+                self.look(operation, &mut watch, rank, gone)
+            };
             signal(seat).wait(value, self.process.spins, look)?;
         }
         Ok(())
     }
 
-    /// Gives up if there is a reason to, while `rank` has not come: a failure, a member that left
-    /// without having `come`, or the deadline.
-    fn look(
+    /// Gives up if there is a reason to, while `rank` has not come: a failure, a member that is
+    /// `gone` without having come, or what the watch sees.
+    fn look<'a>(
         &self,
         operation: &Operation,
-        started: Instant,
+        watch: &mut Watch,
         rank: Rank,
-        come: impl Fn(&Seat) -> bool,
+        gone: impl Fn() -> Option<(Rank, &'a Seat)>,
     ) -> Result<(), CommError> {
         let control = self.process.control();
         // In this order: who leaves because of a failure has made it known before.
-        let gone = self.seats().find(|(_, seat)| seat.has_left() && !come(seat));
+        let gone = gone().map(|(rank, _)| Failure::Dead(rank));
         let failure = control.failure().or_else(|| {
-            let late = started.elapsed() > self.deadline;
-            let new = gone.map(|(rank, _)| Failure::Dead(rank));
-            let late = late.then_some(Failure::Late { rank, waiter: self.process.rank });
-            new.or(late).map(|new| control.fail(new))
+            let waits = || control.waits(self.ranks_of_the_world());
+            let new = gone.or_else(|| watch.look(self.process.rank, rank, waits));
+            new.map(|new| control.fail(new))
         });
         self.failed(operation, failure)
     }
@@ -173,18 +181,14 @@ impl ShmTransport {
     /// Takes a place for `group`, whose first member this rank is.
     fn open(&self, group: &ProcessGroup) -> Result<usize, CommError> {
         let control = self.process.control();
-        // The first place is the world's.
-        let mut meetings = control.meetings.iter().skip(1);
-        let Some(index) = meetings.position(|meeting| meeting.open(group)) else {
+        control.open(group).ok_or_else(|| {
             let why = format!(
                 "{} groups are open already, which is all there can be: drop communicators that \
                  are no longer used, and keep one for each group instead of splitting again",
                 control.meetings.len()
             );
-            return Err(CommError::System { operation: "split", why });
-        };
-        control.opened.bump();
-        Ok(index + 1)
+            CommError::System { operation: "split", why }
+        })
     }
 
     /// Waits for the first member of `group` to open a place for it.
@@ -192,21 +196,15 @@ impl ShmTransport {
         let control = self.process.control();
         let operation = Operation::split(group);
         let first = group.ranks()[0];
-        let started = Instant::now();
+        let mut watch = Watch::new(self.deadline);
         loop {
             let count = control.opened.value();
-            let mut meetings = control.meetings.iter();
-            if let Some(meeting) = meetings.position(|meeting| meeting.awaits(group, rank)) {
-                return Ok(meeting);
+            if let Some(place) = control.place(group, rank) {
+                return Ok(place);
             }
             let look = || {
                 let is_first = |(rank, seat): &(Rank, &Seat)| *rank == first && seat.has_left();
-                let gone = self.seats().find(is_first).map(|(rank, _)| Failure::Dead(rank));
-                let late = Failure::Late { rank: first, waiter: self.process.rank };
-                let late = (started.elapsed() > self.deadline).then_some(late);
-                let failure = control.failure();
-                let new = failure.or_else(|| gone.or(late).map(|new| control.fail(new)));
-                self.failed(&operation, new)
+                self.look(&operation, &mut watch, first, || self.seats().find(is_first))
             };
             control.opened.wait(count.wrapping_add(1), 0, look)?;
         }
@@ -252,7 +250,9 @@ impl Transport for ShmTransport {
         offer: Offer<'_>,
         read: &mut dyn FnMut(&mut Region, &dyn Peers),
     ) -> Result<(), CommError> {
-        self.failed(operation, self.process.control().failure())?;
+        let control = self.process.control();
+        self.failed(operation, control.failure())?;
+        control.callers[self.process.rank.0].count();
         let Some(meeting) = self.meeting() else {
             give_back(offer, &Offers::new(&self.process.mapping, Vec::new()), read);
             return Ok(());
@@ -316,7 +316,11 @@ impl Transport for ShmTransport {
         let meeting = match rank {
             _ if group.size() == WorldSize::ONE => None,
             Rank(0) => Some(self.open(group)?),
-            _ => Some(self.await_opening(group, rank)?),
+            _ => {
+                let wait = || self.await_opening(group, rank);
+                control.callers[self.process.rank.0].count();
+                Some(control.openings[self.process.rank.0].during(group, wait)?)
+            }
         };
         if let Some(index) = meeting {
             control.meetings[index].join(rank);

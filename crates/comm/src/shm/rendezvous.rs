@@ -13,6 +13,7 @@ use rustix::io::Errno;
 
 use super::{Options, Replicas, memory, socket};
 use crate::CommError;
+use crate::waits::list;
 
 /// Another process of the world.
 pub(super) struct Peer {
@@ -264,14 +265,4 @@ fn word(replicas: Replicas) -> u64 {
 fn words(message: &[u8]) -> Option<[u64; 4]> {
     let words: [u8; 32] = message.try_into().ok()?;
     Some(bytemuck::cast(words))
-}
-
-/// `ranks 1 and 3`.
-fn list(ranks: &[Rank]) -> String {
-    let names: Vec<String> = ranks.iter().map(Rank::to_string).collect();
-    match names.split_last() {
-        Some((last, [])) => format!("rank {last}"),
-        Some((last, others)) => format!("ranks {} and {last}", others.join(", ")),
-        None => "no rank".to_owned(),
-    }
 }

@@ -3,7 +3,8 @@
 //! Free memory is always zero: it is cleared when it is given back, so that handing it out is
 //! only arithmetic, and its pages come when they are first written to. Only the last few blocks of
 //! middle size are kept as they are, since steps ask for the same sizes again and again, and new
-//! pages cost many times as much as zeroing old ones.
+//! pages cost many times as much as zeroing old ones. One of them is cleared before another block
+//! takes new pages, so that a step's peak is not their sum.
 //!
 //! After a failure nothing is cleared or used again: a collective that did not complete may have
 //! left a rank that still reads.
@@ -20,8 +21,10 @@ use super::free_list::FreeList;
 use super::memory::{Mapping, PAGE};
 use crate::{Allocated, CommError};
 
-/// Blocks from this size on are whole pages, so that all of their memory can be given back.
-const WHOLE_PAGES_FROM: usize = 1 << 20;
+/// Blocks from this size on are multiples of it, so that all of their memory can be given back,
+/// and one that is kept serves another of nearly its size. What is not written to takes addresses
+/// only.
+const UNIT: usize = 1 << 20;
 
 /// Blocks of at most so many bytes are kept for the next of their size, and at most so many: this
 /// is what a process may hold beyond what is allocated.
@@ -103,7 +106,10 @@ impl Section {
         let kept = blocks.kept.iter().position(|range| Some(range.len()) == block_len(bytes));
         let range = match kept {
             Some(index) => blocks.kept.remove(index),
-            None => self.take(&mut blocks, bytes)?,
+            None => {
+                self.make_room(&mut blocks, bytes);
+                self.take(&mut blocks, bytes)?
+            }
         };
         drop(blocks);
         if let Some(count) = self.count(counted) {
@@ -148,6 +154,17 @@ impl Section {
         // its owner's free list. Processes share it as `alloc_replica` says: each writes its own
         // shard only, and only while no rank reads.
         unsafe { Region::from_foreign(start, bytes, Box::new(block)) }
+    }
+
+    /// Clears the block that was kept longest if there are as many as may be, and more is needed.
+    fn make_room(&self, blocks: &mut Blocks, bytes: Bytes) {
+        if bytes.0 >= UNIT && blocks.kept.len() == KEPT_MAX {
+            let longest = blocks.kept.remove(0);
+            // What cannot be cleared is not used again.
+            if self.clear(&longest) {
+                blocks.free.give(longest);
+            }
+        }
     }
 
     fn take(&self, blocks: &mut Blocks, bytes: Bytes) -> Result<Range<usize>, CommError> {
@@ -199,11 +216,11 @@ impl Section {
 }
 
 fn align(bytes: Bytes) -> usize {
-    if bytes.0 < WHOLE_PAGES_FROM { REGION_ALIGN } else { PAGE }
+    if bytes.0 < UNIT { REGION_ALIGN } else { PAGE }
 }
 
 fn block_len(bytes: Bytes) -> Option<usize> {
-    bytes.0.checked_next_multiple_of(align(bytes))
+    bytes.0.checked_next_multiple_of(if bytes.0 < UNIT { REGION_ALIGN } else { UNIT })
 }
 
 /// Where a replica lies, as its holders tell each other.
@@ -252,7 +269,7 @@ impl Drop for OwnBlock {
             count.fetch_sub(self.bytes.0, Relaxed);
         }
         let mut dropped = Some(self.range.clone());
-        if (WHOLE_PAGES_FROM..=KEPT_BYTES_MAX).contains(&self.range.len()) {
+        if (UNIT..=KEPT_BYTES_MAX).contains(&self.range.len()) {
             dropped = section.keep(self.range.clone());
         }
         // What cannot be cleared is not used again.
@@ -306,7 +323,7 @@ mod tests {
         replica.bytes_mut().fill(7);
         let places = [place(&own), place(&replica)];
 
-        mapping.control().fail(Failure::Late { rank: Rank(1), waiter: Rank(0) });
+        mapping.control().fail(Failure::Dead(Rank(1)));
         drop((own, replica));
         let new = section.alloc(bytes).unwrap();
         let offers = Offers::new(&mapping, places.map(|start| start..start + bytes.0).to_vec());

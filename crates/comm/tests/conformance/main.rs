@@ -3,6 +3,7 @@
 
 mod cases;
 mod data;
+mod deadlocks;
 mod failures;
 mod many;
 mod meshes;
@@ -68,17 +69,30 @@ conformance! {
     failures::an_abort_reaches_every_rank,
     failures::a_rank_that_leaves_is_named_by_those_who_wait,
     failures::leaving_early_harms_nobody_who_does_not_wait,
+    deadlocks::two_ranks_that_wait_for_each_other_end_all,
+    deadlocks::three_ranks_that_wait_in_a_ring_end_all,
+    deadlocks::a_split_that_a_rank_does_not_come_to_ends_all,
+    deadlocks::a_slow_rank_is_waited_for,
+    deadlocks::one_order_of_many_groups_is_no_deadlock,
+    deadlocks::two_threads_may_wait_crosswise,
 }
 
 fn in_threads(case: Case) {
-    for size in WORLDS {
-        let world = threads::group_with_deadline(WorldSize::new(size).unwrap(), DEADLINE);
-        std::thread::scope(|scope| {
-            for communicator in world {
-                scope.spawn(move || case(communicator));
-            }
-        });
-    }
+    WORLDS.for_each(|size| in_threads_of(size, DEADLINE, case));
+}
+
+fn in_threads_of(size: usize, deadline: Duration, case: Case) {
+    let world = threads::group_with_deadline(WorldSize::new(size).unwrap(), deadline);
+    std::thread::scope(|scope| {
+        for communicator in world {
+            scope.spawn(move || case(communicator));
+        }
+    });
+}
+
+#[test]
+fn late_threads_tell_where_they_wait() {
+    in_threads_of(2, Duration::from_millis(400), deadlocks::time_out_crosswise);
 }
 
 #[test]

@@ -85,9 +85,19 @@ pub(crate) fn shards_that_are_gathered_one_by_one_are_the_same(comm: Box<dyn Com
             assert_eq!((comm.traffic() - start).collectives, count);
         }
     }
-    let own = OwnShard { buffer: Buffer::heap(Numel(2), DType::F32), own: 0..2 };
-    let full = Buffer::heap(Numel(1), DType::F32);
-    let told = comm.all_gather_many(vec![own], full).unwrap().wait().unwrap_err().to_string();
-    assert!(told.contains("and 1 are asked for"), "{told}");
+    // One rank offers, or asks for, something else; all refuse alike.
+    let last = comm.rank().0 + 1 == comm.world_size().get();
+    let ranks = comm.world_size().get();
+    for (own, asked) in [(if last { 1 } else { 2 }, 2 * ranks), (2, 2 * ranks + usize::from(last))]
+    {
+        let own = OwnShard { buffer: Buffer::heap(Numel(2), DType::F32), own: 0..own };
+        let full = Buffer::heap(Numel(asked), DType::F32);
+        let error = comm.all_gather_many(vec![own], full).unwrap().wait().unwrap_err();
+        assert!(matches!(error, CommError::Unfilled { .. }), "{error}");
+    }
+    let narrow = OwnShard { buffer: Buffer::heap(Numel(1), DType::Bf16), own: 0..1 };
+    let full = Buffer::heap(Numel(ranks), DType::F32);
+    let error = comm.all_gather_many(vec![narrow], full).unwrap().wait().unwrap_err();
+    assert!(matches!(error, CommError::Misuse { .. }), "{error}");
     comm.barrier().unwrap();
 }

@@ -10,7 +10,7 @@ use oxizero_core::{Bytes, DType, Numel, ProcessGroup, Rank, WorldSize};
 use oxizero_device::Buffer;
 use rustix::process::{Pid, Signal};
 
-use crate::{CASES, Case, DEADLINE, WORLDS, meshes};
+use crate::{CASES, Case, DEADLINE, WORLDS, deadlocks, meshes};
 
 /// What only processes can show.
 const ROLES: &[(&str, Case)] = &[
@@ -18,8 +18,10 @@ const ROLES: &[(&str, Case)] = &[
     ("wait_in_pairs_for_the_second_rank", wait_in_pairs_for_the_second_rank),
     ("reduce_until_the_second_rank_dies", reduce_until_the_second_rank_dies),
     ("time_out_on_the_second_rank", time_out_on_the_second_rank),
+    ("time_out_crosswise", deadlocks::time_out_crosswise),
     ("take_turns", take_turns),
     ("give_memory_back", give_memory_back),
+    ("use_kept_blocks", use_kept_blocks),
     ("share_replicas", share_replicas),
     ("keep_replicas_apart", keep_replicas_apart),
     ("run_out_of_addresses", run_out_of_addresses),
@@ -229,6 +231,11 @@ fn a_stopped_rank_is_named_after_the_deadline() {
     assert!(waited > Duration::from_millis(400) && waited < Duration::from_secs(5), "{waited:?}");
 }
 
+#[test]
+fn late_processes_tell_where_they_wait() {
+    World::start("time_out_crosswise", 2, Duration::from_millis(400)).finish(None);
+}
+
 fn take_turns(comm: Box<dyn Communicator>) {
     comm.barrier().unwrap();
     let started = Instant::now();
@@ -302,6 +309,26 @@ fn memory_is_counted_and_given_back() {
     World::start("give_memory_back", 2, DEADLINE).finish(None);
 }
 
+/// What lies there is never more than two blocks that were used and the one in use, nor, where a
+/// kept block serves nearly as large a one, more than that.
+fn use_kept_blocks(comm: Box<dyn Communicator>) {
+    let base = comm.allocated().resident.0;
+    let used = |bytes| {
+        let mut block = comm.alloc(Bytes(bytes)).unwrap();
+        assert!(block.bytes().iter().all(|byte| *byte == 0));
+        block.bytes_mut().fill(1);
+        comm.allocated().resident.0 - base
+    };
+    assert_eq!([8, 8, 9, 8, 9].map(|mib| used(mib << 20) >> 20), [8, 8, 17, 17, 17]);
+    assert_eq!(used((9 << 20) - 5000) >> 20, 17);
+    assert_eq!([20, 8, 20].map(|mib| used(mib << 20) >> 20), [29, 28, 28]);
+}
+
+#[test]
+fn kept_blocks_are_used_again_or_make_room() {
+    World::start("use_kept_blocks", 1, DEADLINE).finish(None);
+}
+
 /// One rank writes, all read the same; and the place is used again when all have let go.
 fn share_replicas(comm: Box<dyn Communicator>) {
     assert!(comm.shares_replicas());
@@ -329,8 +356,10 @@ fn replicas_are_one_memory() {
 /// Every rank writes all of its own, in groups too; a gather moves only other ranks' shards.
 fn keep_replicas_apart(comm: Box<dyn Communicator>) {
     let bytes = 1 << 20;
-    let before = comm.allocated();
     let pair = comm.split(&ProcessGroup::new(vec![Rank(0), Rank(1)]).unwrap()).unwrap();
+    pair.barrier().unwrap();
+    let before = comm.allocated();
+    pair.barrier().unwrap();
     for comm in [&*comm, &*pair] {
         assert!(!comm.shares_replicas());
         let mut replica = comm.alloc_replica(Bytes(bytes)).unwrap();

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use oxizero_comm::OwnShard;
-use oxizero_core::{DType, Numel};
+use oxizero_core::{DType, ParamId};
 use oxizero_device::{Buffer, Loan, View, ViewMut, kernels};
 
 use super::{Bucket, Model, offset};
@@ -20,7 +20,27 @@ pub(crate) enum Field {
     State(usize),
 }
 
+impl Field {
+    /// What its values are, in messages.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Grad => "gradient",
+            Self::Master => "master weights",
+            Self::State(_) => "optimizer state",
+        }
+    }
+}
+
 impl Bucket {
+    /// The dtype that a field is stored in; `None` for a frozen bucket.
+    pub(crate) fn dtype_of(&self, field: Field) -> Option<DType> {
+        let trained = self.trained.as_ref()?;
+        Some(match field {
+            Field::Grad => trained.grad.dtype(),
+            Field::Master | Field::State(_) => DType::F32,
+        })
+    }
+
     /// The elements that this rank's optimizer updates; `None` for a frozen bucket.
     pub(crate) fn owned(&self) -> Option<Range<usize>> {
         self.trained.as_ref().map(|trained| trained.owned.clone())
@@ -47,6 +67,19 @@ impl Bucket {
         Some(trained.grad.view_mut(range, &self.shard))
     }
 
+    /// Shows the reduced gradient that this rank's optimizer reads, piece by piece, for writing:
+    /// the parameter, which of its elements, and their values.
+    pub(crate) fn each_owned_grad(
+        &mut self,
+        mut edit: impl FnMut(ParamId, Range<usize>, ViewMut<'_>),
+    ) {
+        let Some(trained) = &mut self.trained else { return };
+        for piece in self.spec.layout.pieces(trained.owned.clone()) {
+            let values = trained.grad.view_mut(piece.in_bucket, &self.shard);
+            edit(self.spec.params[piece.slot], piece.in_param, values);
+        }
+    }
+
     /// The optimizer's state `index` of `range`, owned elements, for writing.
     pub(crate) fn state_mut(&mut self, index: usize, range: Range<usize>) -> Option<ViewMut<'_>> {
         let trained = self.trained.as_mut()?;
@@ -58,10 +91,8 @@ impl Bucket {
     /// frozen bucket.
     pub(crate) fn take(&mut self, field: Field, range: Range<usize>) -> Option<OwnShard> {
         let trained = self.trained.as_mut()?;
-        let from = |own: &mut Buffer, start| OwnShard {
-            buffer: std::mem::replace(own, Buffer::heap(Numel(0), own.dtype())),
-            own: offset(&range, start),
-        };
+        let from =
+            |own: &mut Buffer, start| OwnShard { buffer: own.take(), own: offset(&range, start) };
         Some(match (field, &mut trained.master) {
             (Field::Grad, _) => {
                 let OwnShard { buffer, own } = trained.grad.take(&self.shard);
@@ -73,9 +104,7 @@ impl Bucket {
             // Model weights may be lent to a front-end.
             (Field::Master, None) => {
                 let own = 0..range.len();
-                let mut buffer = Buffer::heap(Numel(range.len()), DType::F32);
-                kernels::cast(self.field(field, range)?, buffer.view_mut());
-                OwnShard { buffer, own }
+                OwnShard { buffer: Buffer::copy_of(self.field(field, range)?), own }
             }
         })
     }

@@ -123,7 +123,6 @@ impl Oracle {
         let norms = (0..self.params.len()).map(|param| self.norm_of(param, &grads)).collect();
         let mut applied_grads = grads.clone();
         if self.setup.edits == Edits::SetBack {
-            used.fill(true);
             for (grad, instance) in applied_grads.iter_mut().zip(&self.instances) {
                 let dtype = self.params[instance.param].accumulate;
                 grad.iter_mut().for_each(|grad| *grad = round(*grad, dtype));
@@ -390,8 +389,8 @@ mod tests {
         assert_eq!(weights, [(0.0, 1), (1.0, 0)]);
     }
 
-    /// Two ranks, of which each has an expert that it alone uses, and both the same norm weights: the
-    /// micro-batches of both count for all, and the copy counts once in the norm.
+    /// Two ranks with an expert each, and a parameter of both: the micro-batches of both count for
+    /// all, and a copy counts once.
     #[test]
     fn experts_train_apart_and_copies_count_once() {
         let expert = Param {

@@ -54,7 +54,7 @@ pub enum Holds {
 pub enum Edits {
     /// Nothing.
     Nothing,
-    /// They are set to what they are: rounded to the accumulator's dtype, and all of them used.
+    /// They are set to what they are: rounded to the accumulator's dtype.
     SetBack,
 }
 

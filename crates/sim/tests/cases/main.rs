@@ -7,6 +7,8 @@
 
 mod access;
 mod averaging;
+mod group_access;
+mod groups;
 mod loss_scales;
 mod misuse;
 mod norms;

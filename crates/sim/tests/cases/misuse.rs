@@ -311,6 +311,7 @@ mod order_of_calls {
     }
 }
 
+mod groups;
 mod ranks_that_differ;
 
 mod numbers {
