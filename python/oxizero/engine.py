@@ -23,7 +23,7 @@ class _Scaled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        ctx.engine._pass_scale = ctx.scale
+        ctx.engine._scaled(ctx.scale)
         return grad * ctx.scale, None, None
 
 
@@ -50,7 +50,7 @@ class Engine(torch.nn.Module):
         # Whether the pass that `backward` runs has ended: it does not where no parameter had a
         # gradient.
         self._pass_ended = False
-        # What the pass's gradients are multiplied by; None before it is known.
+        # What the gradients of the running backward are multiplied by; None for nothing.
         self._pass_scale = None
         self._forced_boundary = None
         self._accumulated = 0
@@ -88,7 +88,7 @@ class Engine(torch.nn.Module):
         try:
             self.scale(loss).backward(retain_graph=retain_graph)
         except BaseException:
-            self._in_pass, self._pass_scale = False, None
+            self._forget_pass()
             raise
         if not self._pass_ended:
             self._end_pass()
@@ -118,7 +118,7 @@ class Engine(torch.nn.Module):
     def zero_grad(self, set_to_none=True):
         """Gives up the gradients that the window holds; between windows there are none."""
         self._core.discard_window()
-        self._in_pass, self._pass_scale = False, None
+        self._forget_pass()
         self._accumulated = 0
 
     @contextlib.contextmanager
@@ -220,25 +220,35 @@ class Engine(torch.nn.Module):
             raise EngineError(
                 f"the gradient of `{name}` is sparse; build the embedding with sparse=False"
             )
-        self._core.grad_ready(index, capsule(grad), self._pass_scale)
+        self._core.grad_ready(index, capsule(grad), self._pass_scale or 1.0)
+
+    def _scaled(self, scale):
+        """Gradients are multiplied by `scale` until the backward that now runs returns."""
+        self._pass_scale = scale
+        _queue_callback(self._unscaled)
+
+    def _unscaled(self):
+        self._pass_scale = None
 
     def _begin_pass(self):
-        """The first gradient of a backward pass; the pass ends when backward returns."""
+        """The first gradient of a backward pass; the pass ends when backward returns. A backward
+        within backward, as of re-entrant checkpointing, makes several passes."""
         if self._in_pass:
             return
-        if self._pass_scale is None:
-            if self._core.loss_scale != 1.0:
-                raise EngineError(
-                    f"the loss is not multiplied by the loss scale {self._core.loss_scale}; call "
-                    "engine.backward(loss), or engine.scale(loss).backward()"
-                )
-            self._pass_scale = 1.0
+        if self._pass_scale is None and self._core.loss_scale != 1.0:
+            raise EngineError(
+                f"the loss is not multiplied by the loss scale {self._core.loss_scale}; call "
+                "engine.backward(loss), or engine.scale(loss).backward()"
+            )
         self._in_pass = True
         _queue_callback(self._end_pass)
 
     def _end_pass(self):
-        self._in_pass, self._pass_scale, self._pass_ended = False, None, True
+        self._in_pass, self._pass_ended = False, True
         self._core.backward_end()
+
+    def _forget_pass(self):
+        self._in_pass, self._pass_scale = False, None
 
     def _broadcast_buffers(self):
         others = [buffer for buffer in self.module.buffers() if buffer.numel() > 0]

@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from test_access import Constant, start
 
 import oxizero
@@ -183,6 +184,44 @@ def test_fp16_scales_losses_and_skips_overflows():
     engine.step()
     assert (engine.skipped_steps, engine.global_steps, engine.loss_scale) == (1, 3, 8.0)
     assert engine.module.weight.tolist() == [-4.0] * 2
+
+
+class Checkpointed(torch.nn.Module):
+    """Two layers, the second one used twice; run again in backward, if at all, as torch says."""
+
+    def __init__(self, use_reentrant=None):
+        super().__init__()
+        torch.manual_seed(3)
+        self.use_reentrant = use_reentrant
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(3, 3) for _ in range(2))
+
+    def forward(self, x):
+        for layer in (self.layers[0], self.layers[1], self.layers[1]):
+            if self.use_reentrant is None:
+                x = layer(x).tanh()
+            else:
+                run = torch.utils.checkpoint.checkpoint
+                x = run(lambda x, layer=layer: layer(x).tanh(), x, use_reentrant=self.use_reentrant)
+        return x.float().square().sum()
+
+
+def checkpointed(rank, half):
+    grads = []
+    for use_reentrant in (None, False, True):
+        model = Checkpointed(use_reentrant)
+        engine = start(model, 2, fp16={"enabled": half, "initial_scale_power": 4})
+        x = torch.arange(6.0).view(2, 3).to(model.layers[0].weight.dtype) + rank
+        engine.backward(engine(x.requires_grad_()))
+        grads.append(utils.safe_get_full_model_grads(model))
+        engine.step()
+    for others in grads[1:]:
+        for name, grad in grads[0].items():
+            torch.testing.assert_close(others[name], grad, rtol=2e-3 if half else 1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_checkpointing_gives_the_same_gradients(ranks, half):
+    ranks(2, checkpointed, half)
 
 
 def test_an_unscaled_loss_is_refused_where_losses_are_scaled():
