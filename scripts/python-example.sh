@@ -1,16 +1,6 @@
 #!/bin/sh
-# Builds the Python package and trains the example with two ranks, in a virtual environment of its
-# own. PYTHON names the interpreter (3.11 or newer), VENV the environment's folder.
+# Trains the Python example with two ranks. Installs what it needs; see python-set-up.sh.
 set -eu
 cd "$(dirname "$0")/.."
-. scripts/set-up.sh
-
-venv=${VENV:-.venv-python}
-if [ ! -x "$venv/bin/python" ]; then
-    "${PYTHON:-python3}" -m venv "$venv"
-fi
-if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
-    "$venv/bin/pip" install -q torch --index-url https://download.pytorch.org/whl/cpu
-fi
-"$venv/bin/pip" install -q ./python
+. scripts/python-set-up.sh
 exec "$venv/bin/python" -m torch.distributed.run --nproc-per-node 2 python/examples/train_gpt.py
