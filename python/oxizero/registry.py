@@ -1,6 +1,7 @@
 """Which engine holds a parameter: what `oxizero.utils` looks up."""
 
 import gc
+import os
 import weakref
 
 from torch.utils.weak import WeakIdKeyDictionary
@@ -8,10 +9,22 @@ from torch.utils.weak import WeakIdKeyDictionary
 from oxizero._oxizero import ConfigError
 
 _engines = WeakIdKeyDictionary()
+_alive = weakref.WeakSet()
+_kept = []
+
+
+def _keep():
+    """A fork, such as a worker of a data loader, has the engine's objects but is no rank: were they
+    freed there, the rank would have left the world."""
+    _kept.extend(engine._core for engine in _alive)
+
+
+os.register_at_fork(after_in_child=_keep)
 
 
 def add(engine, params):
     """These parameters are that engine's, in this order."""
+    _alive.add(engine)
     for index, param in enumerate(params):
         _engines[param] = (weakref.ref(engine), index)
 

@@ -11,6 +11,7 @@ flat tensor; it may be empty.
 """
 
 from oxizero import registry
+from oxizero.engine import Engine
 from oxizero.weights import capsule, tensor
 
 
@@ -27,18 +28,18 @@ def safe_set_full_grad(param, value):
 def safe_get_full_model_grads(model):
     """The whole gradients of a model's trained parameters by name, with one collective for each
     dtype; a tied parameter has each of its names."""
-    named = list(model.named_parameters(remove_duplicate=False))
-    grads, cores = {}, {}
-    for name, param in named:
-        found = registry.find(param)
-        if found is None:
-            continue
-        core, index = found
-        if core not in cores:
-            cores[core] = [tensor(given) for given in core.full_grads()]
-        if cores[core][index] is not None:
-            grads[name.removeprefix("module.") if _is_engine(model) else name] = cores[core][index]
-    return grads
+    module = model.module if isinstance(model, Engine) else model
+    named = [
+        (name, *found)
+        for name, param in module.named_parameters(remove_duplicate=False)
+        if (found := registry.find(param)) is not None
+    ]
+    grads = {core: None for _, core, _ in named}
+    for core in grads:
+        grads[core] = [tensor(given) for given in core.full_grads()]
+    return {
+        name: grads[core][index] for name, core, index in named if grads[core][index] is not None
+    }
 
 
 def safe_get_full_fp32_param(param):
@@ -110,9 +111,3 @@ def _set(param, call, value, *key):
     if found is not None:
         core, index = found
         getattr(core, call)(index, *key, capsule(value))
-
-
-def _is_engine(model):
-    from oxizero.engine import Engine
-
-    return isinstance(model, Engine)

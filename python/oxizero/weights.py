@@ -13,12 +13,9 @@ def capsule(tensor):
     return to_dlpack(tensor.detach().contiguous())
 
 
-def tensor(given, like=None):
-    """What the engine gives, as a tensor; of the shape of `like`."""
-    if given is None:
-        return None
-    made = from_dlpack(given)
-    return made if like is None else made.view(like.shape)
+def tensor(given):
+    """What the engine gives, if anything, as a tensor."""
+    return None if given is None else from_dlpack(given)
 
 
 class Weights:

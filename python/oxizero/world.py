@@ -48,7 +48,7 @@ def meeting():
     return {"rank": here.rank, "size": here.size, "socket": socket, "deadline": deadline}
 
 
-def init_distributed(dist_backend=None, timeout=None, **ignored_by_one_machine):
+def init_distributed(dist_backend=None, timeout=None, **others):
     """Says how long a rank waits for another (`timeout`, a timedelta). Ranks meet in `initialize`,
     so that nothing else is to be done; `torch.distributed` is not started."""
     global _deadline
@@ -57,7 +57,7 @@ def init_distributed(dist_backend=None, timeout=None, **ignored_by_one_machine):
             f"dist_backend = {dist_backend!r} is not available; the back end is native: shared "
             "memory on the CPU"
         )
-    for name, value in ignored_by_one_machine.items():
+    for name, value in others.items():
         if value is not None:
             raise ConfigError(f"init_distributed({name}={value!r}): ranks follow torchrun's names")
     if timeout is not None:

@@ -82,7 +82,7 @@ def batches(kind, rank, steps, accumulation):
 
 def train_plain(kind, size, dtype, accumulation, clip, steps):
     """The loop without an engine: f32 masters beside a model in `dtype`, one process. Losses by
-    rank, and the master weights by name."""
+    rank, the norms of the steps' gradients, and the master weights by name."""
     model = build(kind)
     masters = {name: param.detach().clone() for name, param in model.named_parameters()}
     shells = {name: torch.nn.Parameter(master) for name, master in masters.items()}
@@ -94,7 +94,7 @@ def train_plain(kind, size, dtype, accumulation, clip, steps):
     for param in model.parameters():
         param.data = param.data.to(dtype)
     data = [batches(kind, rank, steps, accumulation) for rank in range(size)]
-    losses = [[] for _ in range(size)]
+    losses, norms = [[] for _ in range(size)], []
     for step in range(steps):
         for shell in shells.values():
             shell.grad = torch.zeros_like(shell)
@@ -108,9 +108,9 @@ def train_plain(kind, size, dtype, accumulation, clip, steps):
                     param.grad = None
         for shell in shells.values():
             shell.grad /= size * accumulation
-        if clip:
-            torch.nn.utils.clip_grad_norm_(shells.values(), clip)
+        norm = torch.nn.utils.clip_grad_norm_(shells.values(), clip or float("inf"))
+        norms.append(norm.item())
         optimizer.step()
         for name, param in model.named_parameters():
             param.data.copy_(shells[name].data)
-    return losses, {name: shell.detach() for name, shell in shells.items()}
+    return losses, norms, {name: shell.detach() for name, shell in shells.items()}

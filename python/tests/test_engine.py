@@ -278,6 +278,21 @@ def dies(rank):
         engine.step()
 
 
+def forks(rank):
+    engine = start(Constant(1), 1)
+    child = os.fork()
+    if child == 0:
+        del engine
+        gc.collect()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert window(engine, 1.0, 1.0) == [-2.0]
+
+
+def test_a_fork_is_no_rank_and_leaves_the_world_alone(ranks):
+    ranks(2, forks)
+
+
 def test_a_dead_rank_is_an_exception_on_the_others(ranks):
     ranks(3, dies)
 

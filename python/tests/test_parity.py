@@ -29,7 +29,7 @@ def train(rank, kind, stage, dtype, accumulation, clip):
     }
     optimizer = adamw(decay_groups(model))
     engine, _, _, _ = oxizero.initialize(model=model, optimizer=optimizer, config=config)
-    losses = []
+    losses, norms = [], []
     for micro_batches in batches(kind, rank, STEPS, accumulation):
         for batch in micro_batches:
             loss = engine(batch)
@@ -37,6 +37,7 @@ def train(rank, kind, stage, dtype, accumulation, clip):
             assert all(param.grad is None for param in model.parameters())
             engine.step()
             losses.append(loss.item())
+        norms.append(engine.get_global_grad_norm())
     masters = {
         name: oxizero.utils.safe_get_full_fp32_param(param)
         for name, param in model.named_parameters()
@@ -45,7 +46,7 @@ def train(rank, kind, stage, dtype, accumulation, clip):
         assert param.dtype == dtype
         assert torch.equal(param, masters[name].to(dtype))
     assert all(buffer.dtype == torch.float32 for buffer in model.buffers())
-    return losses, masters
+    return losses, norms, masters
 
 
 def train_all_stages(rank, *setting):
@@ -59,12 +60,13 @@ def train_all_stages(rank, *setting):
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_every_stage_trains_as_plain_torch_does(ranks, size, kind, dtype, accumulation):
     clip = 0.3 if accumulation == 3 else 0.0
-    expected_losses, expected = train_plain(kind, size, dtype, accumulation, clip, STEPS)
+    expected_losses, expected_norms, expected = train_plain(kind, size, dtype, accumulation, clip, STEPS)
     of_losses, of_weights = TOLERANCE[dtype]
     for rank, stages in enumerate(ranks(size, train_all_stages, kind, dtype, accumulation, clip)):
-        for stage, (losses, masters) in zip(STAGES, stages, strict=True):
+        for stage, (losses, norms, masters) in zip(STAGES, stages, strict=True):
             said = f"stage {stage}, rank {rank}"
             assert losses == pytest.approx(expected_losses[rank], abs=of_losses), said
+            assert norms == pytest.approx(expected_norms, rel=10 * of_losses), said
             for name, master in masters.items():
                 difference = (master - expected[name]).abs().max().item()
                 assert difference < of_weights, f"{said}, {name}"
