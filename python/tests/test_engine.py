@@ -116,6 +116,21 @@ def test_weights_that_are_written_between_steps_stay_written(ranks, stage, dtype
     ranks(2, written, stage, dtype)
 
 
+def test_masters_keep_their_precision_beside_a_write_that_changes_nothing():
+    model = Constant(1, torch.bfloat16)
+    model.weight.data.fill_(1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    engine, *_ = oxizero.initialize(
+        model=model, optimizer=optimizer, config={"bf16": {"enabled": True}}
+    )
+    for _ in range(10):
+        window(engine, 1.0)
+        with torch.no_grad():
+            model.weight.clamp_(-10.0, 10.0)
+    assert utils.safe_get_full_fp32_param(model.weight).item() == pytest.approx(0.99000013, rel=1e-7)
+    assert model.weight.item() == 0.98828125
+
+
 def test_weights_are_the_engines_memory_and_outlive_it():
     engine = start(Constant(4), 1)
     weight = engine.module.weight

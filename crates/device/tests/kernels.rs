@@ -5,8 +5,8 @@ use std::ops::Range;
 use half::{bf16, f16};
 use oxizero_core::{DType, Numel};
 use oxizero_device::kernels::{
-    Combine, Power, accumulate, cast, divide, divided_largest, divided_powers, divided_squares,
-    holds, tree_sum,
+    Combine, Power, accumulate, adopt, cast, divide, divided_largest, divided_powers,
+    divided_squares, holds, tree_sum,
 };
 use oxizero_device::{Buffer, View, ViewMut};
 use proptest::prelude::*;
@@ -338,6 +338,27 @@ fn one_infinite_or_nan_quotient_is_noticed_wherever_it_is() {
     assert!(!divided_squares(View::F32(&[f32::MAX]), 0.5).finite);
     let nothing = divided_squares(View::F32(&[]), 1.0);
     assert!(nothing.finite && nothing.sum.to_bits() == 0);
+}
+
+#[test]
+fn adopted_elements_are_those_that_were_written() {
+    for dtype in DType::ALL {
+        let master: Vec<f32> = (0..1200).map(|index| 1.0 + index as f32 * 1e-5).collect();
+        let mut model = buffer(dtype, &master);
+        let mut adopting = master.clone();
+        adopt(model.view(), &mut adopting);
+        assert_eq!(adopting, master, "nothing was written");
+        let written = buffer(dtype, &[-3.0]);
+        for place in [0, 511, 512, 1199] {
+            cast(written.view(), model.range_mut(place..place + 1));
+        }
+        adopt(model.view(), &mut adopting);
+        let expected = (0..1200).map(|index| match index {
+            0 | 511 | 512 | 1199 => -3.0,
+            _ => master[index],
+        });
+        assert_eq!(adopting, expected.collect::<Vec<_>>());
+    }
 }
 
 #[test]

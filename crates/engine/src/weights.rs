@@ -99,8 +99,8 @@ impl Engine {
         Ok(RestingWeights { memory, bytes, dtype, shape: spec.shape.clone() })
     }
 
-    /// The borrower of a parameter's weights has written to them: the master weights that this
-    /// rank's optimizer updates follow. No rank waits for another; those that own parts of the
+    /// The borrower of a parameter's weights has written to some of them: the master weights that
+    /// this rank's optimizer updates follow, and keep their precision where nothing was written. No rank waits for another; those that own parts of the
     /// parameter must have been written alike.
     pub fn take_over_weights(&mut self, param: ParamId) -> Result<(), EngineError> {
         self.check_alive()?;

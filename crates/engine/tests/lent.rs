@@ -81,15 +81,13 @@ fn sharded_weights_are_not_lent() {
 }
 
 #[test]
-fn masters_follow_weights_that_the_borrower_wrote() {
+fn masters_keep_their_precision_where_the_borrower_wrote_nothing() {
     for stage in [Stage::Zero0, Stage::Zero1, Stage::Zero2] {
         world(stage, DType::Bf16, 2, |mut engine| {
-            // A master of 63.99 lies beside a model weight of 64.
+            // A master of 63.99 lies beside a model weight of 64, to which it is rounded.
             engine.set_full_param(ParamId(1), View::F32(&[63.99; 70])).unwrap();
-            assert_eq!(masters(&mut engine, 1), [63.99; 70]);
             engine.take_over_weights(ParamId(1)).unwrap();
-            assert_eq!(masters(&mut engine, 1), [64.0; 70]);
-            assert_eq!(masters(&mut engine, 0), [64.0; 5]);
+            assert_eq!(masters(&mut engine, 1), [63.99; 70]);
         });
     }
 }

@@ -2,9 +2,10 @@
 
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
+use oxizero_core::Numel;
 
 use super::{BLOCK, blocks};
-use crate::{View, ViewMut};
+use crate::{Buffer, View, ViewMut};
 
 /// Copies `source` into `target`, rounding to nearest even where the target is narrower.
 ///
@@ -28,6 +29,30 @@ pub fn cast(source: View<'_>, target: ViewMut<'_>) {
                 let wide = &mut wide[..block.len()];
                 widen(source.range(block.clone()), wide);
                 narrow(wide, target.reborrow().range(block));
+            }
+        }
+    }
+}
+
+/// Copies those elements of `source` into `target` that the target's would not be rounded to: what
+/// somebody else wrote beside an f32 copy. The others keep their precision.
+///
+/// # Panics
+///
+/// If the lengths differ.
+pub fn adopt(source: View<'_>, target: &mut [f32]) {
+    assert_eq!(source.numel().0, target.len(), "adopted elements of another length");
+    let mut rounded = Buffer::heap(Numel(BLOCK.min(target.len())), source.dtype());
+    let mut scratch = [[0.0; BLOCK]; 2];
+    for block in blocks(target.len()) {
+        let (source, target) = (source.range(block.clone()), &mut target[block]);
+        let len = target.len();
+        cast(View::F32(target), rounded.range_mut(0..len));
+        let [given, kept] = &mut scratch;
+        let (given, kept) = (as_f32(source, given), as_f32(rounded.range(0..len), kept));
+        for ((target, given), kept) in target.iter_mut().zip(given).zip(kept) {
+            if given.to_bits() != kept.to_bits() {
+                *target = *given;
             }
         }
     }

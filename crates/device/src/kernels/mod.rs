@@ -8,7 +8,7 @@ mod cast;
 mod divide;
 mod sum;
 
-pub use cast::cast;
+pub use cast::{adopt, cast};
 pub use divide::{Power, Powers, divide, divided_largest, divided_powers, divided_squares};
 pub use sum::{Combine, accumulate, tree_sum};
 

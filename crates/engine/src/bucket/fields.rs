@@ -133,7 +133,7 @@ impl Bucket {
     }
 
     /// Makes the master weights of the elements `at`, as far as this rank owns them, those of the
-    /// model.
+    /// model, where somebody has written to it.
     pub(crate) fn take_over_weights(&mut self, at: Range<usize>) {
         let (Some(trained), Model::Replicated(Some(weights))) = (&mut self.trained, &self.model)
         else {
@@ -141,8 +141,10 @@ impl Bucket {
         };
         let owned = trained.owned.clone();
         if let (Some(master), Some(range)) = (&mut trained.master, overlap(&at, &owned)) {
-            let target = master.range_mut(offset(&range, owned.start));
-            kernels::cast(weights.range(range), target);
+            kernels::adopt(
+                weights.range(range.clone()),
+                master.f32_mut(offset(&range, owned.start)),
+            );
         }
     }
 
