@@ -76,7 +76,13 @@ impl Control {
             Failure::Aborted(rank, why) => (ABORTED, rank, rank, Some(why)),
         };
         if reason.is_some_and(|reason| !self.reasons[teller.0].write(reason)) {
-            return self.failure().unwrap_or(failure);
+            // Another thread of this process has told its reason, or is about to.
+            return loop {
+                match self.failure() {
+                    Some(first) => break first,
+                    None => std::thread::yield_now(),
+                }
+            };
         }
         let word = encode(kind, *teller, *rank);
         // Whoever was first, the failure is set from here on.
