@@ -15,7 +15,8 @@ use crate::waits::{Callers, Wait};
 /// Ranks that a world may have: a group's members are the bits of one word.
 pub(super) const RANKS_MAX: usize = 64;
 /// Groups of several ranks that may be open at once, the world among them: more than those of an
-/// engine on a mesh of three axes, which are at most three a rank. A place that is not used takes no memory.
+/// engine on a mesh of three axes, which are at most three a rank. A place that is not used takes
+/// no memory.
 pub(super) const GROUPS_MAX: usize = 4 * RANKS_MAX;
 /// Replicas that may be alive at once.
 pub(super) const REPLICAS_MAX: usize = 16 << 10;
