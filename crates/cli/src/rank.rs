@@ -3,7 +3,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use oxizero::{EngineError, SkipReason, StepOutcome};
+use oxizero::{EngineError, Hop, SkipReason, StepOutcome};
 use oxizero_burn::BurnError;
 use oxizero_comm::{CommError, Communicator};
 use oxizero_core::Rank;
@@ -232,13 +232,21 @@ fn start(job: &Job, trainer: &Trainer<'_>, bigram_entropy: f64) -> Event {
         config.model.context,
         config.train.steps
     );
+    let mut words = vec![("model", model), ("ranks", ranks), ("batch", batch)];
+    for path in trainer.engine().gradient_paths() {
+        let changed = path.hops.iter().filter_map(|hop| Some((hop, hop.why?)));
+        let told = changed.map(|(Hop { place, dtype, asked, .. }, why)| {
+            ("dtype", format!("gradients {place}: {dtype}, not {asked}, for {why}"))
+        });
+        words.extend(told);
+    }
     Event::Start(Start {
         text: job.corpus.description.clone(),
         train_bytes: job.corpus.train.len(),
         validation_bytes: job.corpus.validation.len(),
         bigram_entropy,
         parameters,
-        words: vec![("model", model), ("ranks", ranks), ("batch", batch)],
+        words,
         folder: job.folder.display().to_string(),
     })
 }

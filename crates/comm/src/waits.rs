@@ -160,7 +160,16 @@ fn cycle(waits: &[Wait], me: Rank) -> Vec<Wait> {
 }
 
 fn text(waits: &[Wait]) -> String {
-    waits.iter().map(Wait::to_string).collect::<Vec<_>>().join("; ")
+    let tell = |(index, wait): (usize, &Wait)| {
+        let is_like = |other: &Wait| other.group == wait.group && other.place != wait.place;
+        let which = if waits[..index].iter().any(is_like) {
+            ", another group of the same ranks"
+        } else {
+            ""
+        };
+        format!("{wait}{which}")
+    };
+    waits.iter().enumerate().map(tell).collect::<Vec<_>>().join("; ")
 }
 
 /// `ranks 1 and 3`, or `ranks 0 to 7`.

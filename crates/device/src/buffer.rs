@@ -30,6 +30,11 @@ impl Buffer {
         Self::new(Region::heap(numel.bytes(dtype)), dtype)
     }
 
+    /// Zeroed elements in memory of their own; see [`Region::mapped`].
+    pub fn mapped(numel: Numel, dtype: DType) -> Self {
+        Self::new(Region::mapped(numel.bytes(dtype)), dtype)
+    }
+
     /// A copy of these elements, on the heap.
     pub fn copy_of(view: View<'_>) -> Self {
         let mut copy = Self::heap(view.numel(), view.dtype());

@@ -7,10 +7,11 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::any::Any;
 use std::fmt;
 use std::ops::Range;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use oxizero_core::Bytes;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 /// Every region starts on a multiple of so many bytes: a cache line, and an AVX-512 vector.
 pub const REGION_ALIGN: usize = 64;
@@ -24,6 +25,8 @@ pub struct Region {
 
 enum Owner {
     Heap,
+    /// The system, which maps pages for this region alone.
+    Mapped,
     /// Keeps foreign memory alive, and takes it back when dropped.
     Foreign(#[expect(dead_code, reason = "held for its drop")] Box<dyn Any + Send + Sync>),
     /// The memory is another region's, which loans keep alive too.
@@ -71,6 +74,17 @@ impl Region {
         let start = unsafe { alloc_zeroed(layout) };
         let start = NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout));
         Self { start, len: bytes.0, owner }
+    }
+
+    /// Zeroed memory that the system maps for this region alone, and takes back with it: for what
+    /// is large and stays. Allocators round large sizes up, by an eighth and more, and keep for
+    /// later what is freed.
+    pub fn mapped(bytes: Bytes) -> Self {
+        if bytes.0 == 0 {
+            return Self::heap(bytes);
+        }
+        let start = map(bytes.0).unwrap_or_else(|| handle_alloc_error(heap_layout(bytes.0)));
+        Self { start, len: bytes.0, owner: Owner::Mapped }
     }
 
     /// Memory that `owner` keeps alive, and takes back when it is dropped.
@@ -146,9 +160,17 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if matches!(self.owner, Owner::Heap) && self.len > 0 {
+        match self.owner {
             // SAFETY: `heap` allocated this with the same layout, and nobody else frees it.
-            unsafe { dealloc(self.start.as_ptr(), heap_layout(self.len)) };
+            Owner::Heap if self.len > 0 => unsafe {
+                dealloc(self.start.as_ptr(), heap_layout(self.len));
+            },
+            Owner::Mapped => {
+                // SAFETY: `mapped` mapped exactly this, and nobody refers to it any more.
+                let result = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
+                debug_assert!(result.is_ok(), "{result:?}");
+            }
+            Owner::Heap | Owner::Foreign(_) | Owner::Lent(_) => {}
         }
     }
 }
@@ -157,11 +179,24 @@ impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let owner = match self.owner {
             Owner::Heap => "heap",
+            Owner::Mapped => "mapped",
             Owner::Foreign(_) => "foreign",
             Owner::Lent(_) => "lent",
         };
         write!(f, "Region({owner}, {})", self.len())
     }
+}
+
+/// Zeroed pages; `None` if the system gives none. They are large ones where it likes and they fit,
+/// for a page fault costs more than zeroing what it brings.
+fn map(len: usize) -> Option<NonNull<u8>> {
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: the kernel chooses an unused address.
+    let start = unsafe { mmap_anonymous(ptr::null_mut(), len, protection, MapFlags::PRIVATE) };
+    let start = start.ok()?;
+    // SAFETY: the range was mapped just now; which pages it gets changes no byte of it.
+    let _unheeded = unsafe { madvise(start, len, Advice::LinuxHugepage) };
+    NonNull::new(start.cast())
 }
 
 fn heap_layout(len: usize) -> Layout {
@@ -178,8 +213,12 @@ mod tests {
 
     #[test]
     fn regions_are_aligned_zeroed_and_writable() {
-        for len in [0, 1, 63, 64, 65, 4097] {
-            let mut region = Region::heap(Bytes(len));
+        let lens = [0, 1, 63, 64, 65, 4097, (5 << 20) + 1];
+        for (len, make) in lens
+            .into_iter()
+            .flat_map(|len| [(len, Region::heap as fn(_) -> _), (len, Region::mapped)])
+        {
+            let mut region: Region = make(Bytes(len));
             assert_eq!(region.len(), Bytes(len));
             assert_eq!(region.start().addr().get() % REGION_ALIGN, 0);
             assert!(region.bytes().iter().all(|byte| *byte == 0));

@@ -309,17 +309,28 @@ impl Trained {
         let owned = owned(stage, layout, comm);
         let numel = Numel(owned.len());
         let master = if !model_is_master(stage, spec.dtype, comm.shares_replicas()) {
-            let mut master = Buffer::heap(numel, DType::F32);
+            let mut master = resting(numel);
             kernels::cast(initial.range(owned.clone()), master.view_mut());
             Some(master)
         } else {
             None
         };
-        let states = (0..state_count).map(|_| Buffer::heap(numel, DType::F32)).collect();
+        let states = (0..state_count).map(|_| resting(numel)).collect();
         let grad = Gradient::new(stage, spec, precision.for_param(spec.dtype), comm)?;
         Ok(Self { owned, master, states, grad })
     }
 }
+
+/// f32 elements that stay for as long as the engine: small ones leave no pages half empty.
+fn resting(numel: Numel) -> Buffer {
+    match numel.bytes(DType::F32).0 {
+        0..MAPPED_FROM => Buffer::heap(numel, DType::F32),
+        _ => Buffer::mapped(numel, DType::F32),
+    }
+}
+
+/// A system's page is a small part of so many bytes.
+const MAPPED_FROM: usize = 1 << 20;
 
 fn owned(stage: Stage, layout: &Layout, comm: &dyn Communicator) -> Range<usize> {
     match stage.optim() {

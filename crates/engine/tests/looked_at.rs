@@ -12,10 +12,13 @@ use oxizero_comm::{Communicator, threads};
 use oxizero_optim::{LrSchedule, Momentum, Sgd};
 
 const PARAM: ParamId = ParamId(0);
+const WIDE: ParamId = ParamId(1);
 
-/// Two bf16 ranks average 1 and 1.0078125 over three micro-batches, in accumulators of bf16.
+/// Two ranks average 1 and 1.0078125 over three micro-batches, in accumulators of bf16 and, for a
+/// parameter of that dtype, of f32.
 fn trained(stage: Stage, comm: Box<dyn Communicator>, look: impl FnOnce(&mut Engine)) -> Vec<f32> {
-    let spec = ParamSpec::new("p", &[3], DType::Bf16, UnitId(0));
+    let spec = |name, dtype| ParamSpec::new(name, &[3], dtype, UnitId(0));
+    let specs = vec![spec("p", DType::Bf16), spec("wide", DType::F32)];
     let precision = Precision { accumulate: DType::Bf16, ..Precision::of_model(DType::Bf16) };
     let options = EngineOptions { accumulation: 3, ..EngineOptions::new(stage, precision) };
     let optimizer = OptimizerSetup {
@@ -24,12 +27,12 @@ fn trained(stage: Stage, comm: Box<dyn Communicator>, look: impl FnOnce(&mut Eng
         schedule: LrSchedule::constant(0),
     };
     let rank = comm.rank().0;
-    let mut engine =
-        Engine::new(vec![spec], vec![], options, optimizer, comm, &mut |_, _| ()).unwrap();
+    let mut engine = Engine::new(specs, vec![], options, optimizer, comm, &mut |_, _| ()).unwrap();
     for micro in 0..3 {
         let values = [[1.0, 1.0078125][rank]; 3];
         let grad = GradIn { values: GradView::F32(&values), loss_scale: LossScale::ONE };
         engine.grad_ready(PARAM, grad).unwrap();
+        engine.grad_ready(WIDE, grad).unwrap();
         engine.backward_end().unwrap();
         if micro < 2 {
             engine.step().unwrap();
@@ -37,14 +40,15 @@ fn trained(stage: Stage, comm: Box<dyn Communicator>, look: impl FnOnce(&mut Eng
     }
     look(&mut engine);
     engine.step().unwrap();
-    engine.full_param(PARAM).unwrap().as_ref().map(Buffer::f32).unwrap().to_vec()
+    let weights = [PARAM, WIDE].map(|param| engine.full_param(param).unwrap());
+    weights.iter().flatten().flat_map(Buffer::f32).copied().collect()
 }
 
 #[test]
 fn a_step_after_a_look_gives_the_same_bits() {
     let looks: [fn(&mut Engine); 5] = [
         |_| (),
-        |engine| assert!(engine.local_grad(PARAM).unwrap().is_some()),
+        |engine| assert!(engine.local_grad(WIDE).unwrap().is_some()),
         |engine| assert!(engine.full_grad(PARAM).unwrap().is_some()),
         |engine| assert!(engine.full_grads(Scope::Global).unwrap().get(PARAM).is_some()),
         |engine| assert!(engine.grad_norms().unwrap()[0] > Some(1.0)),

@@ -14,8 +14,9 @@ use crate::waits::{Callers, Wait};
 
 /// Ranks that a world may have: a group's members are the bits of one word.
 pub(super) const RANKS_MAX: usize = 64;
-/// Groups of several ranks that may be open at once, the world among them: more than those of any
-/// mesh of three axes, which are at most three a rank. A place that is not used takes no memory.
+/// Groups of several ranks that may be open at once, the world among them: more than those of an
+/// engine on a mesh of three axes, which are at most three a rank. A place that is not used takes
+/// no memory.
 pub(super) const GROUPS_MAX: usize = 4 * RANKS_MAX;
 /// Replicas that may be alive at once.
 pub(super) const REPLICAS_MAX: usize = 16 << 10;
@@ -76,7 +77,13 @@ impl Control {
             Failure::Aborted(rank, why) => (ABORTED, rank, rank, Some(why)),
         };
         if reason.is_some_and(|reason| !self.reasons[teller.0].write(reason)) {
-            return self.failure().unwrap_or(failure);
+            // Another thread of this process has told its reason, or is about to.
+            return loop {
+                match self.failure() {
+                    Some(first) => break first,
+                    None => std::thread::yield_now(),
+                }
+            };
         }
         let word = encode(kind, *teller, *rank);
         // Whoever was first, the failure is set from here on.
