@@ -19,7 +19,12 @@ class Gpt(torch.nn.Module):
         self.embedding = torch.nn.Embedding(256, WIDTH)
         self.position = torch.nn.Parameter(torch.randn(CONTEXT, WIDTH) * 0.02)
         layer = torch.nn.TransformerEncoderLayer(
-            WIDTH, nhead=4, dim_feedforward=4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True
+            WIDTH,
+            nhead=4,
+            dim_feedforward=4 * WIDTH,
+            dropout=0.0,
+            batch_first=True,
+            norm_first=True,
         )
         self.blocks = torch.nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
         self.head = torch.nn.Linear(WIDTH, 256, bias=False)

@@ -62,7 +62,8 @@ def test_every_stage_trains_as_plain_torch_does(ranks, size, kind, dtype, accumu
     clip = 0.3 if accumulation == 3 else 0.0
     expected_losses, expected_norms, expected = train_plain(kind, size, dtype, accumulation, clip, STEPS)
     of_losses, of_weights = TOLERANCE[dtype]
-    for rank, stages in enumerate(ranks(size, train_all_stages, kind, dtype, accumulation, clip)):
+    trained = ranks(size, train_all_stages, kind, dtype, accumulation, clip)
+    for rank, stages in enumerate(trained):
         for stage, (losses, norms, masters) in zip(STAGES, stages, strict=True):
             said = f"stage {stage}, rank {rank}"
             assert losses == pytest.approx(expected_losses[rank], abs=of_losses), said

@@ -100,8 +100,8 @@ impl Engine {
     }
 
     /// The borrower of a parameter's weights has written to some of them: the master weights that
-    /// this rank's optimizer updates follow, and keep their precision where nothing was written. No rank waits for another; those that own parts of the
-    /// parameter must have been written alike.
+    /// this rank's optimizer updates follow, and keep their precision where nothing was written. No
+    /// rank waits for another; those that own parts of the parameter must have been written alike.
     pub fn take_over_weights(&mut self, param: ParamId) -> Result<(), EngineError> {
         self.check_alive()?;
         self.check_param(param)?;
