@@ -60,7 +60,8 @@ def train_all_stages(rank, *setting):
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_every_stage_trains_as_plain_torch_does(ranks, size, kind, dtype, accumulation):
     clip = 0.3 if accumulation == 3 else 0.0
-    expected_losses, expected_norms, expected = train_plain(kind, size, dtype, accumulation, clip, STEPS)
+    plain = train_plain(kind, size, dtype, accumulation, clip, STEPS)
+    expected_losses, expected_norms, expected = plain
     of_losses, of_weights = TOLERANCE[dtype]
     trained = ranks(size, train_all_stages, kind, dtype, accumulation, clip)
     for rank, stages in enumerate(trained):
