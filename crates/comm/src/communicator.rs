@@ -76,7 +76,8 @@ pub trait Communicator: Send + Sync {
     /// Overwrites every rank's `buffer` with `root`'s.
     fn broadcast(&self, buffer: Buffer, root: Rank) -> Result<Handle<Buffer>, CommError>;
 
-    /// Every rank's `bytes`, in rank order; a few numbers that all ranks must agree upon.
+    /// Every rank's `bytes`, in rank order; a few numbers that all ranks must agree upon, and
+    /// equally many on each.
     fn exchange(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError>;
 
     /// Returns when every rank has called it.

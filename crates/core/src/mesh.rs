@@ -55,7 +55,11 @@ pub enum Along {
         /// The dimension, counted from 0.
         dim: usize,
     },
-    /// Tensors of their own that share a name, such as experts.
+    /// Tensors of their own, of one shape and one name, such as experts. Each rank says what its
+    /// own got: an expert's gradient is the sum over all tokens that were sent to it, each with the
+    /// loss of the rank that it comes from, and is divided by the same number as every other.
+    /// Several experts a rank are several parameters, or one whose first dimension is
+    /// [`Split`](Self::Split), so that the whole tensor is the experts of all ranks in a row.
     Distinct,
 }
 

@@ -23,9 +23,9 @@ impl Mesh {
         stacked
     }
 
-    /// Where the elements of the part with place `part` (in a group over
-    /// [`Sharing::parts`]) lie in the whole tensor: runs of the part's elements, in order, and the
-    /// element of the whole that each starts at.
+    /// Where the elements of the part with place `part`, in a group over
+    /// [`Sharing::parts`](crate::Sharing::parts), lie in the whole tensor: runs of the part's
+    /// elements, in order, and the element of the whole that each starts at.
     pub fn runs(&self, spec: &ParamSpec, part: Rank) -> Vec<(Range<usize>, usize)> {
         let whole = self.whole_shape(spec);
         let stacked = whole.len() - spec.shape.len();

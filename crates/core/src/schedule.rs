@@ -166,7 +166,7 @@ impl Schedule {
                 self.reshard(unit, next, actions);
             }
             Event::GradsReady(bucket) => {
-                if self.order.is_empty() {
+                if self.order.is_empty() && self.stage.model() == Placement::Replicated {
                     self.ready[bucket.0] = true;
                     self.reduce_ready(actions);
                 }
@@ -248,7 +248,8 @@ impl Schedule {
 
     /// Gathers, reductions and what the model itself communicates in backward take turns, so a
     /// reduction may not depend on which gradients this rank has: it follows the backward of the
-    /// bucket's last use. Only where nobody gave an order, it follows the last gradient.
+    /// bucket's last use. Only where nobody gave an order, and nothing is gathered, it follows the
+    /// last gradient.
     fn end_use(&mut self, unit: UnitId, actions: &mut Vec<Action>) {
         for bucket in &self.buckets_of[unit.0] {
             let left = &mut self.uses_left[bucket.0];

@@ -87,7 +87,8 @@ impl Engine {
     /// the parameter, which of its elements they are, and their values. A collective call, but no
     /// gradient travels. Parameters that no rank used have none to edit. Where several ranks update
     /// the same elements (in stage 0, and along axes of the mesh that a parameter is replicated
-    /// over), all of them must edit alike.
+    /// over), all of them must edit alike: it is not checked, and their weights would part. An edit
+    /// that removes an overflow makes the window count as clean for a dynamic loss scale.
     pub fn map_grads(
         &mut self,
         mut edit: impl FnMut(ParamId, Range<usize>, ViewMut<'_>),

@@ -155,7 +155,7 @@ impl Bucket {
         }
     }
 
-    /// Adds one contribution to a gradient. Returns whether all of it is finite.
+    /// Adds one contribution to a gradient. Returns whether what is stored of it is finite.
     pub(crate) fn contribute(
         &mut self,
         contribution: Contribution<'_>,

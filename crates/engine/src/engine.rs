@@ -90,7 +90,9 @@ pub(crate) enum Seen {
 impl Engine {
     /// Makes this rank's part of the engine; a collective call.
     ///
-    /// `order` is the order in which forward uses the units (a tied unit occurs twice). `initial`
+    /// `order` is the order in which forward uses the units (a tied unit occurs twice). It may be
+    /// empty: buckets are then reduced as their gradients are complete, in stage 3 at
+    /// `backward_end`, as they are without the calls of a unit's backward. `initial`
     /// writes a parameter's initial f32 weights; it is called on rank 0 alone, whose weights are
     /// broadcast. In a mesh, where ranks hold different weights, it is called on the first rank of
     /// those that hold the same.

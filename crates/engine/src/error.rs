@@ -5,6 +5,10 @@ use oxizero_core::{ConfigError, DType, LossScaleAtMinimum, Numel, Rank};
 use oxizero_optim::OptimError;
 
 /// Every error of the engine.
+///
+/// After [`Comm`](Self::Comm) the engine is lost, for buffers were on their way; after
+/// [`LossScale`](Self::LossScale) the window is. After every other error of a method the engine is
+/// as it was, and training can go on where all ranks were refused alike.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
@@ -125,7 +129,10 @@ pub enum EngineError {
         kept: String,
     },
     /// `step` without `backward_end` before it.
-    #[error("step() ends a micro-batch, but backward_end() was not called since the last step()")]
+    #[error(
+        "step() ends a micro-batch, but backward_end() was not called since its last gradient or \
+         pre_backward()"
+    )]
     NoBackward,
     /// More of a window than its step, after its gradients were reduced.
     #[error("the window's gradients are reduced already; call step() before the next backward")]
@@ -192,7 +199,10 @@ pub enum EngineError {
     #[error("gradients are not ready: no backward has ended in this window")]
     NotReady,
     /// Gradients were asked for in the middle of a window.
-    #[error("gradients are not ready: {n} of {of} micro-batches have ended their backward")]
+    #[error(
+        "gradients are not ready: {n} of {of} micro-batches have ended their backward with \
+         backward_end()"
+    )]
     MidWindow {
         /// Micro-batches that have ended.
         n: usize,

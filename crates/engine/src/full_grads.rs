@@ -24,6 +24,15 @@ impl Engine {
     /// [`Scope::DataParallel`] gathers over the groups that gradients are reduced over, and gives
     /// each rank the tensors of its [`ParamSpec`]s; [`Scope::Global`] also
     /// rebuilds those that the ranks of the mesh hold in parts.
+    ///
+    /// May be called between the last `backward_end` of a window and its step; the window takes no
+    /// more gradients then. The copies are the caller's, and in no plan: see [`ModelGrads::bytes`].
+    ///
+    /// # Errors
+    ///
+    /// On every rank, [`NotReady`](EngineError::NotReady), [`MidWindow`](EngineError::MidWindow) or
+    /// [`Consumed`](EngineError::Consumed) at another time, and
+    /// [`CallsDiffer`](EngineError::CallsDiffer) where ranks ask for different things.
     pub fn full_grads(&mut self, scope: Scope) -> Result<ModelGrads, EngineError> {
         let mut grads = ModelGrads::default();
         self.full_grads_into(scope, &mut grads)?;
@@ -65,9 +74,10 @@ impl Engine {
         Ok(())
     }
 
-    /// Replaces the gradients of all parameters that `grads` has; a collective call. Of whole
-    /// tensors, each rank takes its part. All ranks that hold a parameter give the same. One that
-    /// nobody used stays unused, unless it was [written](ModelGrads::get_mut).
+    /// Replaces the gradients of all parameters that `grads` has, of whatever window, before
+    /// clipping; a collective call. Of whole tensors, each rank takes its part. All ranks that hold
+    /// a parameter give the same. One that nobody used stays unused, unless it was
+    /// [written](ModelGrads::get_mut).
     ///
     /// # Errors
     ///

@@ -58,7 +58,7 @@ impl Gradient {
         Ok(Self { rest, precision, once, partial, held, shard, reduced: 0 })
     }
 
-    /// Adds one contribution. Returns whether all of it is finite.
+    /// Adds one contribution. Returns whether what is stored of it is finite.
     pub(crate) fn contribute(
         &mut self,
         contribution: Contribution<'_>,

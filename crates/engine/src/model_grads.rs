@@ -89,6 +89,11 @@ impl ModelGrads {
         Some(self.flats[*flat].range_mut(elements.clone()))
     }
 
+    /// The name of a parameter; `None` for an index that the engine was never given.
+    pub fn name(&self, param: ParamId) -> Option<&str> {
+        self.params.get(param.0).and_then(|param| param.names.first()).map(String::as_str)
+    }
+
     /// The shape of a parameter's gradient, frozen ones' too; `None` for an index that the engine
     /// was never given.
     pub fn shape(&self, param: ParamId) -> Option<&[usize]> {

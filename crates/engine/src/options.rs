@@ -1,6 +1,9 @@
 //! What a training run asks of the engine.
 
-use oxizero_core::{Bucketing, Bytes, ConfigError, LossScaling, Mesh, Precision, Stage, WorldSize};
+use oxizero_core::{
+    Bucketing, Bytes, ConfigError, LossScaling, MemoryPlan, Mesh, ParamSpec, PlanInput, Precision,
+    Stage, UnitId, WorldSize, assign_buckets,
+};
 use oxizero_device::REGION_ALIGN;
 use oxizero_optim::{LrSchedule, Optimizer};
 
@@ -38,7 +41,8 @@ pub struct EngineOptions {
 
 impl EngineOptions {
     /// Stage and precision as given; data parallelism alone, a bucket a unit, windows of one
-    /// micro-batch, the mean, no clipping.
+    /// micro-batch, the mean, no clipping, steps that are not finite skipped, and no loss scaling:
+    /// a model whose gradients are f16 wants [`LossScaling::Dynamic`].
     pub fn new(stage: Stage, precision: Precision) -> Self {
         Self {
             stage,
@@ -66,6 +70,31 @@ impl EngineOptions {
                 allowed: format!("axes whose sizes multiply to {world_size}, the world's ranks"),
             }),
         }
+    }
+
+    /// What a rank will hold of a model that is trained so, before anything is allocated: what
+    /// [`Engine::plan`](crate::Engine::plan) says of an engine with these parameters, this order of
+    /// units and this update rule. `shares_replicas` is the communicator's.
+    pub fn plan(
+        &self,
+        specs: &[ParamSpec],
+        order: &[UnitId],
+        rule: &dyn Optimizer,
+        world_size: WorldSize,
+        shares_replicas: bool,
+    ) -> Result<MemoryPlan, ConfigError> {
+        self.validate()?;
+        let mesh = self.mesh_of(world_size)?;
+        let buckets = assign_buckets(specs, &mesh, self.bucketing, self.align);
+        Ok(MemoryPlan::new(&PlanInput {
+            stage: self.stage,
+            precision: self.precision,
+            accumulation: self.accumulation,
+            state_count: rule.state_names().len(),
+            shares_replicas,
+            buckets: &buckets,
+            order,
+        }))
     }
 
     /// Refuses what the engine cannot run.
@@ -98,7 +127,7 @@ impl EngineOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reduction {
     /// By the micro-batches of the window, all ranks' together; those that ranks of a mesh share
-    /// count once.
+    /// count once. One divisor for all parameters, experts too.
     #[default]
     Mean,
     /// By nothing.

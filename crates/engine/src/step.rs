@@ -98,7 +98,8 @@ pub enum StepOutcome {
     },
     /// The weights were updated.
     Applied {
-        /// The global gradient norm, all parameters of all ranks.
+        /// The global gradient norm, all parameters of all ranks, after edits and before
+        /// clipping.
         norm_before: f64,
         /// The norm after clipping.
         norm_after: f64,
@@ -110,8 +111,9 @@ pub enum StepOutcome {
         reason: SkipReason,
         /// The first parameter that gave the reason.
         parameter: String,
-        /// The lowest rank whose own gradient gave it; where finite gradients overflowed in their
-        /// sum, the rank that owns the sum.
+        /// The lowest rank whose own gradient gave it, as it was stored; where finite ones
+        /// overflowed on their way, in a sum or a cast of one, or an edit gave it, the rank that
+        /// owns the element.
         rank: Rank,
     },
 }

@@ -45,6 +45,11 @@ fn model(engine: &mut Engine) -> Vec<f32> {
 
 fn check(stage: Stage, comm: Box<dyn Communicator>) {
     let mut engine = engine(stage, comm);
+    let options = engine.options().clone();
+    let rule = AdamW::new(MomentOptions::default()).unwrap();
+    let ranks = engine.communicator().world_size();
+    let planned = options.plan(engine.params(), &[UNIT], &rule, ranks, false);
+    assert_eq!(planned.unwrap(), engine.plan());
     let elements = engine.local_param(PARAM).unwrap().unwrap().elements;
     // 1.001 is 1 in bf16.
     let mine: Vec<f32> = elements.clone().map(|element| element as f32 + 1.001).collect();

@@ -17,7 +17,7 @@ pub enum Combine {
 }
 
 /// Puts `source` into `target`: over it, or added to it in f32, rounding once. Returns whether
-/// every element of `source` is finite.
+/// every element of `target` is finite then.
 ///
 /// # Panics
 ///
@@ -27,12 +27,12 @@ pub fn accumulate(source: View<'_>, mut target: ViewMut<'_>, combine: Combine) -
     assert_eq!(numel, target.as_view().numel(), "a source and its target differ in length");
     let mut finite = true;
     for block in blocks(numel.0) {
-        let (source, target) = (source.range(block.clone()), target.reborrow().range(block));
-        finite &= all_finite(source); // here, where the block is in the cache
+        let (source, mut target) = (source.range(block.clone()), target.reborrow().range(block));
         match combine {
-            Combine::Assign => cast(source, target),
-            Combine::Add => tree_sum(&[source], target, combine),
+            Combine::Assign => cast(source, target.reborrow()),
+            Combine::Add => tree_sum(&[source], target.reborrow(), combine),
         }
+        finite &= all_finite(target.as_view()); // here, where the block is in the cache
     }
     finite
 }
