@@ -1,12 +1,36 @@
-# Sourced: builds the Python package and installs it with torch in a virtual environment. PYTHON
-# names the interpreter (3.11 or newer), VENV the environment's folder.
+# Sourced: builds the Python package and installs it, with what its tests need, in a virtual
+# environment. PYTHON names the interpreter, VENV the environment's folder.
 . scripts/set-up.sh
 
-venv=${VENV:-.venv-python}
-if [ ! -x "$venv/bin/python" ]; then
-    "${PYTHON:-python3}" -m venv "$venv"
+venv=${VENV:-${CARGO_TARGET_DIR:-target}/python}
+
+# The first Python of 3.11 or newer that makes virtual environments; nothing where there is none.
+find_python() {
+    for name in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11}; do
+        if "$name" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))'; then
+            echo "$name"
+            return
+        fi
+    done 2>/dev/null
+}
+
+if [ ! -x "$venv/bin/pip" ]; then
+    for packages in 'python3 python3-venv' 'python3.11 python3.11-venv'; do
+        [ -n "$(find_python)" ] || install "$packages"
+    done
+    [ -n "$(find_python)" ] || fail 'no Python of 3.11 or newer that has `venv`; name one in PYTHON'
+    "$(find_python)" -m venv "$venv"
 fi
-if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
-    "$venv/bin/pip" install -q torch --index-url https://download.pytorch.org/whl/cpu
+
+# Large files go through the environment's folder: elsewhere temporary ones may lie in memory.
+requirements=python/requirements.txt
+if ! cmp -s "$requirements" "$venv/requirements.txt"; then
+    echo "set-up: installs $(grep -c == $requirements) packages in $venv; torch is 2.7 GB" >&2
+    mkdir -p "$venv/tmp"
+    TMPDIR="$venv/tmp" "$venv/bin/pip" install -q --disable-pip-version-check --no-cache-dir \
+        --no-compile -r "$requirements"
+    rm -rf "$venv/tmp"
+    cp "$requirements" "$venv"
 fi
-"$venv/bin/pip" install -q './python[test]'
+PATH="$venv/bin:$PATH" "$venv/bin/pip" install -q --disable-pip-version-check \
+    --no-build-isolation --no-deps --force-reinstall ./python

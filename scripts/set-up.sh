@@ -1,4 +1,4 @@
-# Sourced by ./test and .ci/run: finds cargo, and installs a C compiler where there is none.
+# Sourced by the scripts: finds cargo, and installs a C compiler where there is none.
 # Needs no root where nothing is missing; else it asks apt-get, through sudo if need be.
 
 fail() {
@@ -19,13 +19,21 @@ if ! cargo --version >/dev/null 2>&1; then
 fi
 cargo --version >/dev/null 2>&1 || fail 'cargo does not run; install Rust from https://rustup.rs'
 
-if ! command -v cc >/dev/null 2>&1; then
-    command -v apt-get >/dev/null 2>&1 || fail 'no C compiler `cc`; install gcc or clang'
+# Installs Debian packages (names separated by spaces); what failed, the caller finds missing.
+install() {
     as_root=''
     if [ "$(id -u)" -ne 0 ]; then
-        command -v sudo >/dev/null 2>&1 || fail 'no C compiler `cc`, and no sudo to install one'
         as_root='sudo'
     fi
-    $as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq
-    $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq gcc libc6-dev
+    for tool in apt-get $as_root; do
+        command -v "$tool" >/dev/null 2>&1 || fail "no $tool to install $1; install them yourself"
+    done
+    $as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq >&2 || true
+    # shellcheck disable=SC2086
+    $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $1 >&2 || true
+}
+
+if ! command -v cc >/dev/null 2>&1; then
+    install 'gcc libc6-dev'
+    command -v cc >/dev/null 2>&1 || fail 'no C compiler `cc`; install gcc or clang'
 fi

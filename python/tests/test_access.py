@@ -64,8 +64,11 @@ def read_and_write(rank, stage):
     assert weight.equal(-new)
     with pytest.raises(oxizero.EngineError, match="consumed by the last step"):
         utils.safe_get_full_grad(weight)
-    with pytest.raises(oxizero.EngineError, match="`weight`|7 elements"):
-        utils.safe_set_full_fp32_param(weight, torch.ones(7))
+    for wrong in (torch.ones(7), torch.ones(5, 1)):
+        with pytest.raises(oxizero.EngineError, match="shape"):
+            utils.safe_set_full_fp32_param(weight, wrong)
+    with pytest.raises(oxizero.EngineError):
+        utils.safe_set_local_fp32_param(weight, torch.ones(7))
     utils.safe_set_full_fp32_param(weight, new.double().float() + 1)
     assert weight.equal(new + 1)
     assert utils.safe_get_full_fp32_param(weight).equal(new + 1)
