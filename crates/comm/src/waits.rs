@@ -78,8 +78,9 @@ fn mark() -> u64 {
 
 /// A rank that waits looks so often for reasons to give up.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// So long a cycle stands before it is called a deadlock, or a quarter of a shorter deadline.
-const STANDS: Duration = Duration::from_secs(1);
+/// Such a part of the deadline a cycle stands before it is called a deadlock: a rank may have
+/// another thread that has not called yet.
+const STANDS: u32 = 10;
 
 /// What one rank has seen while it waits in one operation.
 pub(crate) struct Watch {
@@ -126,7 +127,7 @@ impl Watch {
         let seen = cycle(&waits, me);
         if seen.is_empty() || seen != self.cycle {
             (self.cycle, self.since) = (seen, now);
-        } else if now - self.since >= STANDS.min(self.deadline / 4) {
+        } else if now - self.since >= self.deadline / STANDS {
             return Some(Failure::Deadlock { finder: me, waits: text(&self.cycle) });
         }
         is_late.then(|| {
@@ -246,7 +247,8 @@ mod tests {
 
     #[test]
     fn a_cycle_that_changes_is_no_deadlock_and_one_that_stands_is() {
-        let mut watch = Watch::new(STANDS * 100);
+        let stands = Duration::from_secs(1);
+        let mut watch = Watch::new(stands * STANDS);
         let mut look = |waits: [Wait; 2], later: Duration| {
             // The clock is the system's, so that the watch's is set back.
             watch.next -= later;
@@ -256,11 +258,11 @@ mod tests {
         let standing = || [wait(0, &[1]), wait(1, &[0])];
         let other = [wait(0, &[1]), Wait { place: (1, 1), ..wait(1, &[0]) }];
         assert_eq!(look(standing(), Duration::ZERO), None);
-        assert_eq!(look(standing(), STANDS), None);
-        assert_eq!(look(other, STANDS), None);
-        assert_eq!(look(standing(), STANDS), None);
-        assert_eq!(look(standing(), STANDS / 2), None);
-        let Some(Failure::Deadlock { waits, .. }) = look(standing(), STANDS) else {
+        assert_eq!(look(standing(), stands), None);
+        assert_eq!(look(other, stands), None);
+        assert_eq!(look(standing(), stands), None);
+        assert_eq!(look(standing(), stands / 2), None);
+        let Some(Failure::Deadlock { waits, .. }) = look(standing(), stands) else {
             panic!("a cycle that stands is not found")
         };
         let own = "rank 0 waits for rank 1 in exchange of 3 bytes (operation 7 of ranks 0 and 1)";

@@ -208,8 +208,18 @@ impl Walk<'_> {
             self.gradients_of(*unit, &mut schedule);
             self.on(&mut schedule, Event::PostBackward(*unit));
         }
+        if input.order.is_empty() {
+            self.gradients_in_any_order();
+        }
         self.on(&mut schedule, Event::BackwardEnd);
         self.on(&mut schedule, Event::Boundary);
+    }
+
+    /// Without an order the last bucket's gradients may come last, and all others wait for them.
+    fn gradients_in_any_order(&mut self) {
+        let trained = self.input.buckets.iter().filter(|bucket| bucket.trainable);
+        self.live.partial += trained.map(|bucket| self.partial(bucket)).sum();
+        self.note();
     }
 
     fn on(&mut self, schedule: &mut Schedule, event: Event) {
@@ -291,7 +301,7 @@ mod tests {
     /// Three units of 64 bf16 elements each; the first is used again by the head.
     fn plan(stage: Stage, world_size: usize, order: &[usize], accumulation: usize) -> MemoryPlan {
         let spec = |unit| ParamSpec {
-            contributions: order.iter().filter(|used| **used == unit).count(),
+            contributions: order.iter().filter(|used| **used == unit).count().max(1),
             ..ParamSpec::new(format!("p{unit}"), &[8, 8], DType::Bf16, UnitId(unit))
         };
         let specs: Vec<_> = (0..3).map(spec).collect();
@@ -324,6 +334,12 @@ mod tests {
         assert_eq!(rest(Stage::Zero1), by_hand(384, 768, 384));
         assert_eq!(rest(Stage::Zero2), by_hand(384, 384, 384));
         assert_eq!(rest(Stage::Zero3), by_hand(192, 384, 384));
+    }
+
+    #[test]
+    fn without_an_order_all_gradients_may_wait() {
+        assert_eq!(plan(Stage::Zero2, 2, &[], 1).peak.partial, Bytes(3 * 128));
+        assert_eq!(plan(Stage::Zero1, 2, &[], 2).peak.partial, Bytes(0));
     }
 
     #[test]

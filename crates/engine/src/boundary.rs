@@ -89,6 +89,7 @@ impl Engine {
         let collected = Collected {
             micro_batches: n + 1,
             passes: self.window.passes,
+            backwards: self.window.backwards,
             loss_scale: self.window.loss_scale,
             weight: self.window.weight,
             non_finite: non_finite.map(ParamId),

@@ -194,7 +194,7 @@ impl Engine {
     /// Says whether gradients are reduced as they come (`true`, the rule), or add on this rank
     /// until they are again, or until the window is complete: DDP's `no_sync`. Where gradients
     /// rest sharded, what is kept back takes a whole bucket in the accumulation dtype each. Within
-    /// a backward pass it holds from the next one on.
+    /// a backward pass it holds from the next one on. All ranks keep back the same passes.
     pub fn set_grad_sync(&mut self, sync: bool) -> Result<(), EngineError> {
         self.next_sync = Some(sync);
         let gives = |param: &ParamState| param.arrived > 0;
@@ -308,6 +308,7 @@ impl Engine {
         let reduces = self.schedule.reduces();
         self.run(Event::BackwardEnd)?;
         self.window.passes = if reduces { 0 } else { self.window.passes + 1 };
+        self.window.backwards += 1;
         self.params.iter_mut().for_each(|param| param.arrived = 0);
         self.missing = setup::expected(&self.specs, &self.buckets);
         self.window.micro_batch = MicroBatch::BackwardEnded;

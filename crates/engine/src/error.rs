@@ -168,6 +168,19 @@ pub enum EngineError {
         /// What it had.
         got: String,
     },
+    /// Gradients that were set by some of the ranks that hold the same tensor.
+    #[error(
+        "rank {first} sets the gradient of `{param}` and rank {second} does not, though they hold \
+         the same tensor; write to it on both, or on neither"
+    )]
+    GivenDiffer {
+        /// The parameter's name.
+        param: String,
+        /// A rank that sets it.
+        first: Rank,
+        /// A rank that does not.
+        second: Rank,
+    },
     /// A weighted window whose micro-batches weigh nothing.
     #[error("the window's micro-batches weigh nothing; call weigh() for each of them")]
     NoWeight,

@@ -7,13 +7,13 @@
 use std::collections::BTreeSet;
 
 use oxizero_comm::{CommError, OwnShard};
-use oxizero_core::{Axes, DType, Numel, ParamId, ParamSpec, Placement};
+use oxizero_core::{Axes, DType, Numel, ParamId, ParamSpec, Placement, Rank};
 use oxizero_device::{Buffer, View, kernels};
 
 use crate::access::divide;
 use crate::bucket::{Bucket, Field};
+use crate::groups::differing;
 use crate::model_grads::{Memory, ModelGrads, Scope, Stretch};
-use crate::setup::fingerprint;
 use crate::window::WindowState;
 use crate::{Engine, EngineError};
 
@@ -41,7 +41,7 @@ impl Engine {
 
     /// The same, in the memory of `grads` where it fits, such as that of an earlier window: page
     /// faults of fresh memory take longer than the copy. After an error `grads` may be empty. Parts
-    /// from which whole tensors are rebuilt pass through memory of their own, which is freed.
+    /// from which whole tensors are rebuilt pass through other memory, which is freed.
     pub fn full_grads_into(
         &mut self,
         scope: Scope,
@@ -76,26 +76,18 @@ impl Engine {
 
     /// Replaces the gradients of all parameters that `grads` has, of whatever window, before
     /// clipping; a collective call. Of whole tensors, each rank takes its part. All ranks that hold
-    /// a parameter give the same. One that nobody used stays unused, unless it was
-    /// [written](ModelGrads::get_mut).
+    /// a parameter give the same. One that nobody used in the window that they were read from
+    /// is left as it is, unless it was [written](ModelGrads::get_mut).
     ///
     /// # Errors
     ///
     /// On every rank, if ranks give the gradients of other parameters, or of another model.
     pub fn set_full_grads(&mut self, grads: &ModelGrads) -> Result<(), EngineError> {
         let given: Vec<_> = grads.iter().filter(|(param, _)| grads.is_used(*param)).collect();
-        let fine = given
-            .iter()
-            .try_for_each(|(param, values)| self.check_in(grads.scope(), *param, *values));
-        // Of tensors of ranks' own, each rank may have used others.
-        let is_common = |param: &ParamId| {
-            let spec = self.specs.get(param.0);
-            spec.is_none_or(|spec| self.mesh().sharing(spec).distinct.is_empty())
-        };
-        let common: Vec<_> = given.iter().map(|(param, _)| *param).filter(is_common).collect();
-        let which = fingerprint(&format!("{common:?}"));
-        let call = format!("set_full_grads, {}, of {which:016x}", grads.scope());
-        self.begin_edit(&call, None, fine)?;
+        let fine =
+            given.iter().try_for_each(|(param, values)| self.check_given(grads, *param, *values));
+        self.begin_edit(&format!("set_full_grads {}", grads.scope()), None, fine)?;
+        self.agree_given(&given.iter().map(|(param, _)| *param).collect::<Vec<_>>())?;
         for (param, values) in given {
             match grads.scope() {
                 Scope::DataParallel => self.write_grad(param, values),
@@ -108,6 +100,22 @@ impl Engine {
         Ok(())
     }
 
+    /// Refuses gradients that are given by some of the ranks that hold the same tensor.
+    fn agree_given(&mut self, given: &[ParamId]) -> Result<(), EngineError> {
+        let mut own = vec![0; self.specs.len()];
+        given.iter().for_each(|param| own[param.0] = 1);
+        let told = self.groups.world().exchange(&own).map_err(|error| self.fail(error))?;
+        for (index, spec) in self.specs.iter().enumerate() {
+            let gives = |rank: Rank| told[rank.0][index] == 1;
+            let firsts = self.groups.same_tensor(self.mesh().sharing(spec));
+            if let Some((first, second)) = differing(firsts, gives) {
+                let param = spec.name.clone();
+                return Err(EngineError::GivenDiffer { param, first, second });
+            }
+        }
+        Ok(())
+    }
+
     fn is_used(&self, param: ParamId) -> bool {
         match &self.window.state {
             WindowState::Reduced(reduced) => reduced.used(param),
@@ -115,14 +123,33 @@ impl Engine {
         }
     }
 
-    fn check_in(&self, scope: Scope, param: ParamId, values: View<'_>) -> Result<(), EngineError> {
+    /// Refuses a gradient that is not this engine's.
+    fn check_given(
+        &self,
+        grads: &ModelGrads,
+        param: ParamId,
+        values: View<'_>,
+    ) -> Result<(), EngineError> {
         self.check_param(param)?;
         let spec = &self.specs[param.0];
-        let numel = match scope {
-            Scope::DataParallel => spec.numel(),
-            Scope::Global => Numel::of_shape(&self.mesh().whole_shape(spec)),
+        let shape = match grads.scope() {
+            Scope::DataParallel => spec.shape.clone(),
+            Scope::Global => self.mesh().whole_shape(spec),
         };
-        self.check_fit(param, Field::Grad, numel, values)
+        let (name, given) = (grads.name(param), grads.shape(param));
+        if name != Some(&spec.name) || given != Some(&shape) {
+            return Err(EngineError::Param {
+                param: spec.name.clone(),
+                problem: format!(
+                    "it has the shape {shape:?}, and the gradients' parameter {} is `{}` of {:?}: \
+                     they are those of another model or mesh",
+                    param.0,
+                    name.unwrap_or_default(),
+                    given.unwrap_or_default()
+                ),
+            });
+        }
+        self.check_fit(param, Field::Grad, Numel::of_shape(&shape), values)
     }
 
     /// This rank's part of a whole tensor.

@@ -38,7 +38,9 @@ impl Groups {
         let beside = |axes| (axes, mesh.group(mesh.without(axes), rank).ranks().to_vec());
         let beside = distinct.into_iter().map(beside).collect();
         let same = [mesh.same_batches()].into_iter();
-        let same: BTreeSet<Axes> = same.chain(sharings().map(|s| s.replicated)).collect();
+        let replicated = sharings().map(|sharing| sharing.replicated);
+        let common = sharings().map(|sharing| mesh.without(sharing.distinct));
+        let same: BTreeSet<Axes> = same.chain(replicated).chain(common).collect();
         let first = |axes, rank| mesh.group(axes, rank).ranks()[0];
         let ranks = || mesh.world_size().ranks();
         let firsts = |axes| (axes, ranks().map(|rank| first(axes, rank)).collect());
@@ -79,6 +81,11 @@ impl Groups {
         find(&self.firsts, sharing.replicated).as_slice()
     }
 
+    /// By rank: the first of those that hold elements of the same tensor.
+    pub(crate) fn same_tensor(&self, sharing: Sharing) -> &[Rank] {
+        find(&self.firsts, self.mesh.without(sharing.distinct)).as_slice()
+    }
+
     /// Whether this rank counts what all ranks hold that are replicas of each other: one does.
     pub(crate) fn counts(&self, sharing: Sharing) -> bool {
         let rank = self.world.rank();
@@ -90,6 +97,13 @@ impl Groups {
         let others = self.others.iter().map(|(_, comm)| comm.traffic());
         others.fold(self.world.traffic(), std::ops::Add::add)
     }
+}
+
+/// A rank that has something and one that has not, of those whose first is the same.
+pub(crate) fn differing(firsts: &[Rank], has: impl Fn(Rank) -> bool) -> Option<(Rank, Rank)> {
+    let mut pairs = firsts.iter().copied().zip((0..).map(Rank));
+    let (one, other) = pairs.find(|(first, rank)| has(*first) != has(*rank))?;
+    Some(if has(one) { (one, other) } else { (other, one) })
 }
 
 fn find<T>(all: &[(Axes, T)], axes: Axes) -> &T {

@@ -103,6 +103,9 @@ impl EngineOptions {
         let refuse = |field: &str, value: String, allowed: &str| {
             Err(ConfigError::Value { field: field.into(), value, allowed: allowed.into() })
         };
+        if self.align > ALIGN_MAX {
+            return refuse("align", self.align.0.to_string(), "at most 1048576 bytes");
+        }
         if self.accumulation == 0 {
             return refuse("accumulation", "0".into(), "1 or more micro-batches");
         }
@@ -122,6 +125,9 @@ impl EngineOptions {
         }
     }
 }
+
+/// More than any page or vector asks for.
+const ALIGN_MAX: Bytes = Bytes(1 << 20);
 
 /// What the sum of gradients over micro-batches and ranks is divided by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

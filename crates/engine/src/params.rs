@@ -39,6 +39,7 @@ impl Engine {
     /// The part of the f32 master weights that this rank's optimizer updates. `None` for a frozen
     /// parameter.
     pub fn local_param(&mut self, param: ParamId) -> Result<Option<Local<'_>>, EngineError> {
+        self.check_alive()?;
         self.check_param(param)?;
         self.settle(param)?;
         self.local_field(param, Field::Master)
@@ -133,6 +134,7 @@ impl Engine {
         param: ParamId,
         name: &str,
     ) -> Result<Option<Local<'_>>, EngineError> {
+        self.check_alive()?;
         let state = self.state(name)?;
         self.check_param(param)?;
         self.local_field(param, state)

@@ -40,11 +40,12 @@ pub(crate) fn check(
             let (group, count) = (spec.group.0, optimizer.groups.len());
             return refuse(format!("it is in optimizer group {group}, and there are {count}"));
         }
-        let sizes = spec.shape.iter().copied();
+        // Of the whole tensor too; an empty one has strides all the same.
+        let sizes = spec.shape.iter().map(|size| *size.max(&1));
         if let Some(problem) = mesh.problem(spec) {
             return refuse(problem);
         }
-        let bytes = sizes.chain([4]).try_fold(1_usize, usize::checked_mul);
+        let bytes = sizes.chain([4, mesh.world_size().get()]).try_fold(1_usize, usize::checked_mul);
         if bytes.is_none_or(|bytes| bytes > isize::MAX as usize / 64) {
             return refuse(format!("its shape {:?} is larger than memory can be", spec.shape));
         }
@@ -64,6 +65,12 @@ pub(crate) fn check(
         if !order.is_empty() && !order.contains(&spec.unit) {
             return refuse(format!("its unit {} is not in the order of use", spec.unit));
         }
+    }
+    let unit_max = specs.len() + order.len();
+    if let Some(unit) = order.iter().find(|unit| unit.0 >= unit_max) {
+        let allowed = format!("units below {unit_max}; number them from 0 on");
+        let (field, value) = ("order".into(), unit.to_string());
+        return Err(EngineError::Config(ConfigError::Value { field, value, allowed }));
     }
     optimizer.groups.iter().try_for_each(check_group)?;
     Ok(())

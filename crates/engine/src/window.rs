@@ -3,7 +3,7 @@
 use oxizero_core::{ConfigError, LossScale, ParamId, ParamSpec, Rank, Sharing};
 
 use crate::EngineError;
-use crate::groups::Groups;
+use crate::groups::{Groups, differing};
 use crate::options::Reduction;
 use crate::step::Reduced;
 
@@ -13,6 +13,8 @@ pub(crate) struct Window {
     pub(crate) state: WindowState,
     /// Backward passes that have ended, and whose gradients this rank still holds.
     pub(crate) passes: usize,
+    /// Backward passes that have ended, all of them.
+    pub(crate) backwards: usize,
     /// Where the micro-batch is.
     pub(crate) micro_batch: MicroBatch,
     /// What the window's gradients were multiplied by; `None` before the first.
@@ -42,7 +44,7 @@ pub(crate) enum MicroBatch {
 impl Window {
     pub(crate) fn new(state: WindowState) -> Self {
         let micro_batch = MicroBatch::Open;
-        Self { state, passes: 0, micro_batch, loss_scale: None, weight: 0.0 }
+        Self { state, passes: 0, backwards: 0, micro_batch, loss_scale: None, weight: 0.0 }
     }
 }
 
@@ -50,7 +52,10 @@ impl Window {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Collected {
     pub(crate) micro_batches: usize,
+    /// Passes whose gradients the rank still holds.
     pub(crate) passes: usize,
+    /// Passes in all.
+    pub(crate) backwards: usize,
     pub(crate) loss_scale: Option<LossScale>,
     pub(crate) weight: f64,
     /// The first parameter with a gradient on this rank that is not finite.
@@ -105,13 +110,13 @@ impl Collected {
 
     /// Refuses a rank `at` that did not work on the micro-batches that rank `first` worked on.
     fn check_same_batches(&self, at: Rank, other: &Self, first: Rank) -> Result<(), EngineError> {
-        let said = |collected: &Self| (collected.micro_batches, collected.weight);
+        let said = |of: &Self| (of.micro_batches, of.backwards, of.weight);
         if said(self) == said(other) {
             return Ok(());
         }
-        let text = |collected: &Self| match collected.weight {
-            0.0 => format!("{} micro-batches", collected.micro_batches),
-            weight => format!("{} micro-batches of weight {weight}", collected.micro_batches),
+        let text = |of: &Self| {
+            let passes = format!("{} micro-batches of {} passes", of.micro_batches, of.backwards);
+            if of.weight == 0.0 { passes } else { format!("{passes} and weight {}", of.weight) }
         };
         let (expected, got) = (text(other), text(self));
         Err(EngineError::BatchesDiffer { first, expected, second: at, got })
@@ -121,6 +126,7 @@ impl Collected {
         let numbers = [
             self.micro_batches as u64,
             self.passes as u64,
+            self.backwards as u64,
             // No scale is 0, which is none's bits.
             self.loss_scale.map_or(0, |scale| u64::from(scale.get().to_bits())),
             self.weight.to_bits(),
@@ -133,17 +139,18 @@ impl Collected {
     }
 
     fn from_bytes(bytes: &[u8], param_count: usize) -> Self {
-        let (numbers, bits) = bytes.split_at(40);
+        let (numbers, bits) = bytes.split_at(48);
         let number = |index: usize| {
             let bytes = &numbers[8 * index..8 * (index + 1)];
             u64::from_le_bytes(bytes.try_into().expect("a slice of eight bytes"))
         };
-        let non_finite = number(4);
+        let non_finite = number(5);
         Self {
             micro_batches: number(0) as usize,
             passes: number(1) as usize,
-            loss_scale: LossScale::new(f32::from_bits(number(2) as u32)).ok(),
-            weight: f64::from_bits(number(3)),
+            backwards: number(2) as usize,
+            loss_scale: LossScale::new(f32::from_bits(number(3) as u32)).ok(),
+            weight: f64::from_bits(number(4)),
             non_finite: (non_finite != u64::MAX).then_some(ParamId(non_finite as usize)),
             used: (0..param_count).map(|param| bits[param / 8] >> (param % 8) & 1 == 1).collect(),
         }
@@ -158,10 +165,8 @@ fn check_replicas(
 ) -> Result<(), EngineError> {
     let replicated = |(_, (_, sharing)): &(usize, &(_, Sharing))| !sharing.replicated.is_empty();
     for (index, (spec, sharing)) in params.iter().enumerate().filter(replicated) {
-        let mut firsts = groups.same_gradient(*sharing).iter().copied().zip((0..).map(Rank));
         let uses = |rank: Rank| all[rank.0].used[index];
-        if let Some((one, other)) = firsts.find(|(first, at)| uses(*first) != uses(*at)) {
-            let (first, second) = if uses(one) { (one, other) } else { (other, one) };
+        if let Some((first, second)) = differing(groups.same_gradient(*sharing), uses) {
             return Err(EngineError::ReplicasDiffer { param: spec.name.clone(), first, second });
         }
     }
@@ -199,10 +204,15 @@ impl Agreed {
         };
         let divisor = (count * f64::from(self.loss_scale.get())) as f32;
         if !divisor.is_normal() {
-            let allowed = format!("one whose product with the divisor {count} is an f32");
+            let scale = self.loss_scale.get();
+            let (field, value, other) = match (count as f32).is_normal() {
+                true => ("loss_scale", scale.to_string(), format!("the divisor {count}")),
+                false => ("weight", count.to_string(), format!("the loss scale {scale}")),
+            };
+            let allowed = format!("one whose product with {other} is an f32");
             return Err(EngineError::Config(ConfigError::Value {
-                field: "loss_scale".into(),
-                value: self.loss_scale.get().to_string(),
+                field: field.into(),
+                value,
                 allowed,
             }));
         }
@@ -220,6 +230,7 @@ mod tests {
             let collected = Collected {
                 micro_batches: 3,
                 passes: 4,
+                backwards: 5,
                 loss_scale: LossScale::new(0.5 + param_count as f32).ok(),
                 weight: 0.1,
                 non_finite: param_count.checked_sub(8).map(ParamId),
@@ -264,6 +275,7 @@ mod tests {
         let rank = |scale: Option<f32>| Collected {
             micro_batches: 1,
             passes: 1,
+            backwards: 1,
             loss_scale: scale.and_then(|scale| LossScale::new(scale).ok()),
             weight: 0.0,
             non_finite: None,

@@ -3,22 +3,32 @@
 
 use oxizero::optim::{LrSchedule, Momentum, Sgd};
 use oxizero::{
-    DType, Engine, EngineError, EngineOptions, GradIn, GradView, GroupOptions, LossScale,
-    OptimizerSetup, ParamId, ParamSpec, Precision, Stage, StepOutcome, UnitId, WorldSize,
+    Bytes, DType, Engine, EngineError, EngineOptions, GradIn, GradView, GroupOptions, LossScale,
+    OptimizerSetup, ParamId, ParamSpec, Precision, Scope, Stage, StepOutcome, UnitId, WorldSize,
 };
 use oxizero_comm::{Communicator, threads};
+
+fn sgd() -> OptimizerSetup {
+    OptimizerSetup {
+        rule: Box::new(Sgd::new(Momentum::None).unwrap()),
+        groups: vec![GroupOptions { lr: 1.0, weight_decay: 0.0 }],
+        schedule: LrSchedule::constant(0),
+    }
+}
+
+fn with(
+    specs: Vec<ParamSpec>,
+    precision: Precision,
+    comm: Box<dyn Communicator>,
+) -> Result<Engine, EngineError> {
+    let options = EngineOptions::new(Stage::Zero2, precision);
+    Engine::new(specs, vec![], options, sgd(), comm, &mut |_, _| ())
+}
 
 /// Two parameters of one element.
 fn engine(precision: Precision, comm: Box<dyn Communicator>) -> Engine {
     let spec = |name| ParamSpec::new(name, &[1], precision.model, UnitId(0));
-    let optimizer = OptimizerSetup {
-        rule: Box::new(Sgd::new(Momentum::None).unwrap()),
-        groups: vec![GroupOptions { lr: 1.0, weight_decay: 0.0 }],
-        schedule: LrSchedule::constant(0),
-    };
-    let specs = vec![spec("first"), spec("second")];
-    let options = EngineOptions::new(Stage::Zero2, precision);
-    Engine::new(specs, vec![], options, optimizer, comm, &mut |_, _| ()).unwrap()
+    with(vec![spec("first"), spec("second")], precision, comm).unwrap()
 }
 
 fn give(engine: &mut Engine, grads: [f32; 2]) {
@@ -76,4 +86,37 @@ fn the_rank_whose_gradient_overflows_as_it_is_stored_is_blamed() {
             });
         }
     });
+}
+
+#[test]
+fn gradients_of_another_model_are_refused() {
+    let mut engine = after_backward(Precision::of_model(DType::F32), [1.0, 2.0]);
+    let spec = |name| ParamSpec::new(name, &[1], DType::F32, UnitId(0));
+    let mut other = with(
+        vec![spec("second"), spec("first")],
+        Precision::of_model(DType::F32),
+        threads::group(WorldSize::ONE).remove(0),
+    )
+    .unwrap();
+    give(&mut other, [1.0, 2.0]);
+    let grads = other.full_grads(Scope::DataParallel).unwrap();
+    let error = engine.set_full_grads(&grads).unwrap_err().to_string();
+    assert!(error.contains("`second`") && error.contains("another model"), "{error}");
+}
+
+#[test]
+fn what_no_memory_holds_is_refused_before_it_is_asked_for() {
+    let refused = |spec: ParamSpec, order, align| {
+        let comm = threads::group(WorldSize::ONE).remove(0);
+        let precision = Precision::of_model(DType::F32);
+        let options = EngineOptions { align, ..EngineOptions::new(Stage::Zero2, precision) };
+        let made = Engine::new(vec![spec], order, options, sgd(), comm, &mut |_, _| ());
+        made.map(drop).unwrap_err().to_string()
+    };
+    let spec = || ParamSpec::new("p", &[1], DType::F32, UnitId(0));
+    let far = vec![UnitId(0), UnitId(1 << 34)];
+    assert!(refused(spec(), far, Bytes(64)).contains("order"));
+    assert!(refused(spec(), vec![], Bytes(1 << 40)).contains("align"));
+    let long = ParamSpec { shape: vec![0, usize::MAX], ..spec() };
+    assert!(refused(long, vec![], Bytes(64)).contains("larger than memory"));
 }

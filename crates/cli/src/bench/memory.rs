@@ -7,18 +7,20 @@
 use std::io;
 
 use clap::Args;
-use oxizero::{Engine, EngineOptions, GradIn, GroupOptions, OptimizerSetup, StepOutcome};
+use oxizero::{
+    Engine, EngineError, EngineOptions, GradIn, GroupOptions, OptimizerSetup, StepOutcome,
+};
 use oxizero_comm::Communicator;
 use oxizero_core::{
-    Bytes, DType, LossScale, Numel, ParamSpec, Placement, Precision, ProcessGroup, Stage, UnitId,
-    WorldSize,
+    Bytes, ConfigError, DType, LossScale, Numel, ParamSpec, Placement, Precision, ProcessGroup,
+    Stage, UnitId, WorldSize,
 };
 use oxizero_device::{Buffer, View, kernels};
 use oxizero_optim::{AdamW, LrSchedule, MomentOptions};
 use serde::{Deserialize, Serialize};
 
 use super::model;
-use super::resident::{peak, resident};
+use super::resident::{available, peak, resident};
 use super::rows::{BYTES, Row};
 use crate::args;
 use crate::rank::RankError;
@@ -74,6 +76,7 @@ impl Memory {
         comm: &dyn Communicator,
     ) -> Result<Vec<Row>, RankError> {
         let specs = model::specs(self.params, TENSORS, MODEL);
+        self.check_room(&specs, comm.world_size())?;
         comm.barrier()?;
         let base = resident(comm)?;
         let (trained, peak) = peak(comm, || self.train(&specs, windows, comm))?;
@@ -93,6 +96,32 @@ impl Memory {
         let figures =
             [("", measured), ("/accounted", accounted), ("/planned", planned), ("/bound", bound)];
         Ok(figures.map(row).into())
+    }
+
+    /// Refuses a model that this machine has no memory for.
+    fn check_room(&self, specs: &[ParamSpec], world_size: WorldSize) -> Result<(), RankError> {
+        let order: Vec<_> = (0..units(specs)).map(UnitId).collect();
+        let plan = self.options().plan(specs, &order, &rule(), world_size, false);
+        let planned = plan.map_err(EngineError::from)?.peak_total * world_size.get();
+        let available = available()?;
+        if planned <= available {
+            return Ok(());
+        }
+        let allowed =
+            format!("a model that fits: {planned} are planned, and {available} are available");
+        let (field, value) = ("params".into(), self.params.to_string());
+        Err(EngineError::from(ConfigError::Value { field, value, allowed }).into())
+    }
+
+    /// The first figure that is above the bound, as an error. Small models are not judged: what a
+    /// process itself holds is no small part of theirs.
+    pub(crate) fn check(&self, rows: &[Row]) -> Result<(), RankError> {
+        if self.params < JUDGED_FROM { Ok(()) } else { check(rows) }
+    }
+
+    fn options(&self) -> EngineOptions {
+        let precision = Precision { reduce: self.wire(), ..Precision::of_model(MODEL) };
+        EngineOptions { accumulation: ACCUMULATION, ..EngineOptions::new(self.stage, precision) }
     }
 
     fn train(
@@ -120,14 +149,9 @@ impl Memory {
         specs: &[ParamSpec],
         comm: Box<dyn Communicator>,
     ) -> Result<Engine, RankError> {
-        let precision = Precision { reduce: self.wire(), ..Precision::of_model(MODEL) };
-        let options = EngineOptions {
-            accumulation: ACCUMULATION,
-            ..EngineOptions::new(self.stage, precision)
-        };
-        let rule = AdamW::new(MomentOptions::default()).expect("the defaults are numbers");
+        let options = self.options();
         let optimizer = OptimizerSetup {
-            rule: Box::new(rule),
+            rule: Box::new(rule()),
             groups: vec![GroupOptions { lr: 1e-3, weight_decay: 0.1 }],
             schedule: LrSchedule::constant(0),
         };
@@ -137,8 +161,14 @@ impl Memory {
     }
 }
 
-/// The first figure that is above the bound, as an error.
-pub(crate) fn check(rows: &[Row]) -> Result<(), RankError> {
+fn rule() -> AdamW {
+    AdamW::new(MomentOptions::default()).expect("the defaults are numbers")
+}
+
+/// Parameters from which on a measured figure is held against the bound.
+const JUDGED_FROM: usize = 64 << 20;
+
+fn check(rows: &[Row]) -> Result<(), RankError> {
     let Some(row) = rows.iter().find(|row| row.ratio > 1.0) else { return Ok(()) };
     let Row { name, median, ratio, .. } = row;
     Err(RankError::OverBound(format!("{name} is {median} bytes, {ratio:.4} times the bound")))

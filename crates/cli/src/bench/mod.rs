@@ -101,7 +101,7 @@ pub(crate) fn run(job: &BenchJob, comm: Box<dyn Communicator>) -> Result<(), Ran
         rows::print(&shown).map_err(RankError::output)?;
     }
     match &job.bench {
-        Bench::Memory(_) if is_shown => memory::check(&rows),
+        Bench::Memory(memory) if is_shown => memory.check(&rows),
         _ => Ok(()),
     }
 }

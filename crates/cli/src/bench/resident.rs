@@ -26,8 +26,15 @@ const INTERVAL: Duration = Duration::from_millis(1);
 pub(crate) fn resident(comm: &dyn Communicator) -> io::Result<Bytes> {
     let shared = Bytes(comm.allocated().resident.0 / comm.world_size().get());
     let status = fs::read_to_string("/proc/self/status")?;
-    let anonymous = anonymous(&status).ok_or_else(|| io::Error::other("no RssAnon in status"))?;
+    let anonymous =
+        field(&status, "RssAnon:").ok_or_else(|| io::Error::other("no RssAnon in status"))?;
     Ok(anonymous + shared)
+}
+
+/// What the machine has left for new memory.
+pub(crate) fn available() -> io::Result<Bytes> {
+    let info = fs::read_to_string("/proc/meminfo")?;
+    field(&info, "MemAvailable:").ok_or_else(|| io::Error::other("no MemAvailable in meminfo"))
 }
 
 /// Does `deed` on this thread; returns the most that this rank took meanwhile, too.
@@ -61,8 +68,9 @@ fn watch(comm: &dyn Communicator, done: &AtomicBool) -> io::Result<Bytes> {
     Ok(peak)
 }
 
-fn anonymous(status: &str) -> Option<Bytes> {
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
+/// A size among the lines of a file in /proc.
+fn field(lines: &str, name: &str) -> Option<Bytes> {
+    let line = lines.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: usize = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(Bytes(kib << 10))
 }
@@ -78,8 +86,8 @@ mod tests {
 
     #[test]
     fn the_systems_answer_is_read_as_bytes() {
-        assert_eq!(anonymous("VmRSS: 9 kB\nRssAnon:\t  12 kB\n"), Some(Bytes(12 << 10)));
-        assert_eq!(anonymous("VmRSS: 9 kB\n"), None);
+        assert_eq!(field("VmRSS: 9 kB\nRssAnon:\t  12 kB\n", "RssAnon:"), Some(Bytes(12 << 10)));
+        assert_eq!(field("VmRSS: 9 kB\n", "RssAnon:"), None);
     }
 
     #[test]

@@ -118,7 +118,7 @@ fn whole_gradients_of_another_shape_are_refused_on_all_ranks() {
             let set = if rank_of(engine) == 1 { &other } else { &own };
             let error = engine.set_full_grads(set).unwrap_err();
             let said = match rank_of(engine) {
-                1 => matches!(error, EngineError::WrongNumel { .. }),
+                1 => matches!(error, EngineError::Param { .. }),
                 _ => matches!(error, EngineError::PeerRefused { rank: Rank(1) }),
             };
             assert!(said, "{error:?}");
@@ -186,6 +186,55 @@ fn replicas_that_are_not_used_alike_are_refused_on_all_ranks() {
             };
             assert_eq!((first, second), (&Rank(0), &Rank(1)));
             assert_eq!(*param, trial.specs[0].name);
+        });
+    });
+}
+
+/// Two ranks hold each expert, and one of the first's writes to it.
+#[test]
+fn gradients_given_by_some_of_an_experts_ranks_are_refused_on_all_ranks() {
+    let backward: Backward = |at, _| if at.param == 0 { vec![] } else { vec![vec![1.0]] };
+    let layout = mesh(&[("data", 2), ("expert", 2)]);
+    let mut trial = on(&layout, two_units(F32, backward));
+    trial.specs[0].along = vec![Along::Reduced, Along::Distinct];
+    each_stage(&trial, |trial| {
+        each_rank(trial, |engine| {
+            trial.micro_batch(engine, 0, 0).unwrap();
+            for scope in [Scope::DataParallel, Scope::Global] {
+                let mut grads = engine.full_grads(scope).unwrap();
+                if rank_of(engine) == 2 {
+                    grads.get_mut(ParamId(0)).unwrap();
+                }
+                let error = engine.set_full_grads(&grads).unwrap_err();
+                let EngineError::GivenDiffer { first, second, .. } = &error else {
+                    panic!("{error:?}")
+                };
+                assert_eq!((first, second), (&Rank(2), &Rank(0)));
+            }
+            // Those of the other expert may.
+            let mut grads = engine.full_grads(Scope::DataParallel).unwrap();
+            if rank_of(engine).is_multiple_of(2) {
+                grads.get_mut(ParamId(0)).unwrap();
+            }
+            engine.set_full_grads(&grads).unwrap();
+            engine.step().unwrap();
+        });
+    });
+}
+
+/// The second rank ran backward once more.
+#[test]
+fn passes_that_differ_along_a_tensor_axis_are_refused_on_all_ranks() {
+    let trial = on(&mesh(&[("tensor", 2)]), two_units(F32, |_, _| vec![]));
+    each_stage(&trial, |trial| {
+        each_rank(trial, |engine| {
+            for _ in 0..=rank_of(engine) {
+                let grad = GradIn { values: GradView::F32(&[1.0]), loss_scale: LossScale::ONE };
+                engine.grad_ready(ParamId(0), grad).unwrap();
+                engine.backward_end().unwrap();
+            }
+            let error = engine.step().unwrap_err();
+            assert!(matches!(error, EngineError::BatchesDiffer { .. }), "{error:?}");
         });
     });
 }
