@@ -10,6 +10,8 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+# With the first optimizer torch imports much more of itself: here, and not in every rank.
+torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
 
 
 def _free_port():
