@@ -65,7 +65,7 @@ const REPORT_LEN: usize = 24;
 const NORM_LEN: usize = 8;
 /// Bytes of numbers in what a rank says of its window; after them a bit for each used parameter, of
 /// which no trial has more than 24.
-const WINDOW_LEN: usize = 40;
+const WINDOW_LEN: usize = 48;
 const WINDOW_LEN_MAX: usize = WINDOW_LEN + 3;
 
 impl FaultyComm {
