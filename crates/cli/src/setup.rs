@@ -7,7 +7,8 @@ use oxizero_burn::{BurnError, Model, cpu};
 use oxizero_core::config::{self, Compute, DecayKind, OptimizerKind};
 use oxizero_core::{Config, DType, Placement};
 use oxizero_optim::{
-    Adam, AdamW, Decay, LrSchedule, MomentOptions, Momentum, OptimError, Optimizer, Sgd,
+    Adagrad, AdagradOptions, Adam, AdamW, Decay, Lion, LionOptions, LrSchedule, MomentOptions,
+    Momentum, OptimError, Optimizer, Sgd,
 };
 
 /// The transformer, on the CPU.
@@ -39,10 +40,15 @@ pub(crate) fn engine_options(config: &Config) -> EngineOptions {
 pub(crate) fn optimizer(config: &Config) -> Result<OptimizerSetup, OptimError> {
     let config::OptimizerConfig { kind, lr, weight_decay, betas, eps, momentum, .. } =
         config.optimizer;
-    let moments = MomentOptions { beta1: betas[0], beta2: betas[1], eps };
+    let [beta1, beta2] = betas;
+    let moments = MomentOptions { beta1, beta2, eps };
     let rule: Box<dyn Optimizer> = match kind {
         OptimizerKind::AdamW => Box::new(AdamW::new(moments)?),
         OptimizerKind::Adam => Box::new(Adam::new(moments)?),
+        OptimizerKind::Lion => Box::new(Lion::new(LionOptions { beta1, beta2 })?),
+        OptimizerKind::Adagrad => {
+            Box::new(Adagrad::new(AdagradOptions { eps, ..AdagradOptions::default() })?)
+        }
         OptimizerKind::Sgd => Box::new(Sgd::new(Momentum::Classical(momentum))?),
     };
     let group = |weight_decay| GroupOptions { lr, weight_decay };

@@ -13,7 +13,7 @@ use oxizero_core::{
 };
 use oxizero_device::Buffer;
 use oxizero_device::kernels;
-use oxizero_optim::{Gradient as OptimGradient, Weights};
+use oxizero_optim::{Gradient as OptimGradient, Optimizer, Weights};
 
 use crate::Norm;
 use crate::gradient::{Contribution, Gradient, alloc};
@@ -62,7 +62,7 @@ struct Trained {
 pub(crate) struct Setting<'a> {
     pub(crate) stage: Stage,
     pub(crate) precision: Precision,
-    pub(crate) state_count: usize,
+    pub(crate) rule: &'a dyn Optimizer,
     pub(crate) comm: &'a dyn Communicator,
 }
 
@@ -304,7 +304,7 @@ impl Bucket {
 
 impl Trained {
     fn new(spec: &BucketSpec, initial: &Buffer, setting: &Setting<'_>) -> Result<Self, CommError> {
-        let Setting { stage, precision, state_count, comm } = *setting;
+        let Setting { stage, precision, rule, comm } = *setting;
         let layout = &spec.layout;
         let owned = owned(stage, layout, comm);
         let numel = Numel(owned.len());
@@ -315,10 +315,20 @@ impl Trained {
         } else {
             None
         };
-        let states = (0..state_count).map(|_| resting(numel)).collect();
+        let states = rule.state_names().iter().map(|_| state(rule, numel)).collect();
         let grad = Gradient::new(stage, spec, precision.for_param(spec.dtype), comm)?;
         Ok(Self { owned, master, states, grad })
     }
+}
+
+/// One of the rule's states, before the first update.
+fn state(rule: &dyn Optimizer, numel: Numel) -> Buffer {
+    let mut state = resting(numel);
+    let initial = rule.initial_state();
+    if initial != 0.0 {
+        state.f32_mut(0..numel.0).fill(initial);
+    }
+    state
 }
 
 /// f32 elements that stay for as long as the engine: small ones leave no pages half empty.

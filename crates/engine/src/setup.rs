@@ -125,7 +125,7 @@ pub(crate) fn buckets(
             let setting = Setting {
                 stage: options.stage,
                 precision: options.precision,
-                state_count: optimizer.rule.state_names().len(),
+                rule: &*optimizer.rule,
                 comm: groups.over(spec.sharing.reduced),
             };
             Bucket::new(spec, &initial, &setting)

@@ -28,3 +28,10 @@ pub(crate) fn check(
     }
     Err(OptimError::Value { field, value, allowed: allowed.to_owned() })
 }
+
+/// Refuses an `eps` that is not a positive normal f32.
+pub(crate) fn check_eps(eps: f64) -> Result<(), OptimError> {
+    let normal = f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX);
+    let allowed = "a positive number that is normal in f32, such as 1e-8";
+    check("eps", eps, normal.contains(&eps), allowed)
+}

@@ -20,8 +20,8 @@
 //! | what | is zero where its magnitude is below |
 //! |---|---|
 //! | the gradient after division and clipping, and after L2 decay | 2^-100 |
-//! | first moments and momentum | 2^-100 |
-//! | the square of a gradient in a second moment | 2^-116: where the gradient is below 2^-58 |
+//! | first moments, averages and momentum | 2^-100 |
+//! | a gradient's square, in a second moment or a sum | 2^-116: where the gradient is below 2^-58 |
 //! | second moments | 2^-126 |
 //!
 //! Weights are never taken for zero. With an `eps` of 2^-50 (9e-16) or more no step of Adam
@@ -29,9 +29,11 @@
 //! used, for to set it is undefined behaviour in Rust.
 #![forbid(unsafe_code)]
 
+mod adagrad;
 mod adam;
 mod adamw;
 mod error;
+mod lion;
 mod lr_schedule;
 mod moments;
 mod pass;
@@ -42,9 +44,11 @@ mod tiny;
 
 use std::fmt::Debug;
 
+pub use adagrad::{Adagrad, AdagradOptions};
 pub use adam::Adam;
 pub use adamw::AdamW;
 pub use error::OptimError;
+pub use lion::{Lion, LionOptions};
 pub use lr_schedule::{Decay, LrSchedule};
 pub use moments::MomentOptions;
 pub use pass::{Gradient, Weights};
@@ -52,8 +56,13 @@ pub use sgd::{Momentum, Sgd};
 
 /// An update rule; element by element, with f32 states of the weights' length.
 pub trait Optimizer: Debug + Send + Sync {
-    /// The states' names in a checkpoint, those of `torch.optim`; one state each, zero at first.
+    /// The states' names in a checkpoint, those of `torch.optim`; one state each.
     fn state_names(&self) -> &'static [&'static str];
+
+    /// What every element of every state is before the first update.
+    fn initial_state(&self) -> f32 {
+        0.0
+    }
 
     /// Updates `weights`, some or all elements of one parameter, by the gradient of the same
     /// elements.

@@ -1,6 +1,6 @@
 //! The two moments of Adam, and the step that they give.
 
-use crate::error::{OptimError, check};
+use crate::error::{OptimError, check, check_eps};
 use crate::tiny::{TINY, TINY_ROOT, zero_below};
 
 /// The names of Adam's states.
@@ -29,9 +29,7 @@ impl MomentOptions {
         for (field, beta) in [("beta1", self.beta1), ("beta2", self.beta2)] {
             check(field, beta, (0.0..1.0).contains(&beta), "0 <= beta < 1")?;
         }
-        let normal = f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX);
-        let allowed = "a positive number that is normal in f32, such as 1e-8";
-        check("eps", self.eps, normal.contains(&self.eps), allowed)?;
+        check_eps(self.eps)?;
         Ok(self)
     }
 }

@@ -53,7 +53,8 @@ impl Case {
     pub(crate) fn run(&self, optimizer: &dyn Optimizer) -> After {
         let numel = self.master.len();
         let mut master = self.master.clone();
-        let mut states = vec![vec![0.0; numel]; optimizer.state_names().len()];
+        let mut states =
+            vec![vec![optimizer.initial_state(); numel]; optimizer.state_names().len()];
         let mut model = self.model_dtype.map(|dtype| Buffer::heap(Numel(numel), dtype));
         for (step, grad) in (1..).zip(&self.grads) {
             let grad = narrow(grad, self.grad_dtype);
@@ -88,7 +89,7 @@ impl Case {
             self.grads.iter().map(|grad| widen(&narrow(grad, self.grad_dtype))).collect();
         let mut expected = self.master.clone();
         for (index, weight) in expected.iter_mut().enumerate() {
-            let mut states = [0.0; STATES];
+            let mut states = [optimizer.initial_state(); STATES];
             for (step, grad) in (1..).zip(&grads) {
                 let grad = self.element(grad[index]);
                 (*weight, states) = formula(self.hyper, step, (grad, *weight), states);

@@ -4,7 +4,8 @@
 
 use oxizero_device::View;
 use oxizero_optim::{
-    Adam, AdamW, Gradient, Hyper, MomentOptions, Momentum, Optimizer, Sgd, Weights,
+    Adagrad, AdagradOptions, Adam, AdamW, Gradient, Hyper, Lion, LionOptions, MomentOptions,
+    Momentum, Optimizer, Sgd, Weights,
 };
 use proptest::prelude::*;
 
@@ -19,7 +20,11 @@ struct Element {
 
 impl Element {
     fn new(optimizer: &dyn Optimizer, weight: f32) -> Self {
-        Self { weight, states: vec![0.0; optimizer.state_names().len()], step: 0 }
+        Self {
+            weight,
+            states: vec![optimizer.initial_state(); optimizer.state_names().len()],
+            step: 0,
+        }
     }
 
     fn update(&mut self, optimizer: &dyn Optimizer, hyper: Hyper, grad: f32) {
@@ -50,6 +55,8 @@ fn every_rule() -> Vec<Box<dyn Optimizer>> {
     vec![
         Box::new(Adam::new(MomentOptions::default()).unwrap()),
         Box::new(AdamW::new(MomentOptions::default()).unwrap()),
+        Box::new(Lion::new(LionOptions::default()).unwrap()),
+        Box::new(Adagrad::new(AdagradOptions::default()).unwrap()),
         Box::new(sgd()),
         Box::new(Sgd::new(Momentum::Classical(0.9)).unwrap()),
         Box::new(Sgd::new(Momentum::Nesterov(0.9)).unwrap()),
@@ -134,11 +141,12 @@ proptest! {
 
 #[test]
 fn moments_of_an_element_without_gradients_end_at_zero() {
-    for optimizer in every_rule() {
-        let mut element = Element::new(&*optimizer, 1.0);
-        element.update(&*optimizer, PLAIN, 1.0);
+    let rules = every_rule();
+    for optimizer in rules.iter().filter(|rule| rule.state_names() != ["sum"]) {
+        let mut element = Element::new(&**optimizer, 1.0);
+        element.update(&**optimizer, PLAIN, 1.0);
         for _ in 0..100_000 {
-            element.update(&*optimizer, PLAIN, 0.0);
+            element.update(&**optimizer, PLAIN, 0.0);
             assert!(element.states.iter().all(|state| !state.is_subnormal()));
         }
         assert!(element.states.iter().all(|state| state.to_bits() == 0), "{:?}", element.states);

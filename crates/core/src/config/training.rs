@@ -24,11 +24,13 @@ pub struct OptimizerConfig {
     pub kind: OptimizerKind,
     /// The learning rate that the schedule multiplies.
     pub lr: f64,
-    /// Decoupled for AdamW, added to the gradient otherwise. Matrices decay, vectors do not.
+    /// Decoupled for AdamW and Lion, added to the gradient otherwise. Matrices decay, vectors do
+    /// not.
     pub weight_decay: f64,
-    /// Adam's averaging factors of the first and second moment.
+    /// Adam's averaging factors of the first and second moment; Lion's of its
+    /// direction and average.
     pub betas: [f64; 2],
-    /// Added to Adam's denominator.
+    /// Added to the denominator of Adam and Adagrad.
     pub eps: f64,
     /// SGD's momentum; 0 for none.
     pub momentum: f64,
@@ -45,6 +47,10 @@ pub enum OptimizerKind {
     AdamW,
     /// Adam (Kingma and Ba, 2015), with L2 regularisation.
     Adam,
+    /// Lion (Chen et al., 2023).
+    Lion,
+    /// Adagrad (Duchi, Hazan and Singer, 2011), with L2 regularisation.
+    Adagrad,
     /// Stochastic gradient descent with momentum.
     Sgd,
 }
