@@ -17,6 +17,7 @@ from oxizero import utils
 from oxizero._oxizero import CommError, ConfigError, EngineError
 from oxizero.engine import Engine
 from oxizero.optimizer import Optimizer
+from oxizero.splits import mark_expert, mark_split
 from oxizero.start import initialize
 from oxizero.world import init_distributed
 
@@ -28,5 +29,7 @@ __all__ = [
     "Optimizer",
     "init_distributed",
     "initialize",
+    "mark_expert",
+    "mark_split",
     "utils",
 ]

@@ -8,6 +8,7 @@ import torch
 from oxizero import _oxizero, registry, world
 from oxizero._oxizero import EngineError
 from oxizero.optimizer import groups
+from oxizero.splits import local, local_grad
 from oxizero.weights import Weights, capsule
 
 _queue_callback = torch.autograd.Variable._execution_engine.queue_callback
@@ -35,7 +36,7 @@ class Engine(torch.nn.Module):
     the weights. All ranks call the same in the same order.
     """
 
-    def __init__(self, module, optimizer, config, lr_scheduler=None):
+    def __init__(self, module, optimizer, config, arrangement, lr_scheduler=None):
         super().__init__()
         self.module = module
         self.optimizer = optimizer
@@ -59,7 +60,9 @@ class Engine(torch.nn.Module):
         registry.check_free(module)
         self._weights = Weights(module, optimizer, config.model_dtype)
         described = self._weights.described()
-        self._core = _oxizero.Engine(config, world.meeting(), described, groups(optimizer))
+        self._core = _oxizero.Engine(
+            config, world.meeting(), arrangement, described, groups(optimizer)
+        )
         del described
         self._weights.alias(self._core)
         self._broadcast_buffers()
@@ -215,8 +218,9 @@ class Engine(torch.nn.Module):
     def _take(self, index, param):
         grad, param.grad = param.grad, None
         self._begin_pass()
+        name = self._weights.names[index][0]
+        grad = local_grad(param, grad, name)
         if grad.is_sparse:
-            name = self._weights.names[index][0]
             raise EngineError(
                 f"the gradient of `{name}` is sparse; build the embedding with sparse=False"
             )
@@ -253,7 +257,7 @@ class Engine(torch.nn.Module):
     def _broadcast_buffers(self):
         others = [buffer for buffer in self.module.buffers() if buffer.numel() > 0]
         others += self._weights.others
-        others = [other for other in others if other.device.type == "cpu"]
+        others = [local(other) for other in others if other.device.type == "cpu"]
         copies = [other.detach().contiguous() for other in others]
         # DLPack has booleans in bytes, and no other view of a tensor is needed.
         self._core.broadcast([capsule(copy.view(torch.uint8)) for copy in map(_flat, copies)])

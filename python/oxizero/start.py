@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from oxizero import _oxizero, optimizer as optimizers, world
+from oxizero import _oxizero, optimizer as optimizers, splits
 from oxizero._oxizero import ConfigError
 from oxizero.engine import Engine
 from oxizero.optimizer import Optimizer
@@ -35,24 +35,26 @@ def initialize(
     is made, of `model_parameters` (parameters, or groups of them) or of all that are trained.
     `lr_scheduler` is a torch scheduler, or a function that makes one of the optimizer; the engine
     advances it with each applied step. Returns `(engine, optimizer, dataloader, lr_scheduler)`.
+
+    All ranks are data-parallel, but for what parameters say: see `oxizero.mark_split`. Ranks of a
+    split work on the same micro-batches. `mesh_param` is a DeviceMesh whose dimensions marks may
+    name; `mpu` is asked for the ranks that are tensor-parallel.
     """
     if model is None:
         raise ConfigError("initialize(model=...) is missing")
-    for name, value in {"mpu": mpu, "mesh_param": mesh_param}.items():
-        if value is not None:
-            raise ConfigError(f"initialize({name}=...) is refused: all ranks are data-parallel")
     if distributed_port is not None:
         raise ConfigError("initialize(distributed_port=...) is refused: torchrun sets MASTER_PORT")
-    read = _config(args, config, config_params)
+    arrangement = splits.arrange(model, mesh_param, mpu)
+    read = _config(arrangement.batch_ranks, args, config, config_params)
     client = _client(model, optimizer, model_parameters, read)
     wrapped = Optimizer(client)
     scheduler = lr_scheduler(wrapped) if callable(lr_scheduler) else lr_scheduler
-    engine = Engine(model, wrapped, read, scheduler)
-    engine.training_dataloader = _loader(training_data, collate_fn, read)
+    engine = Engine(model, wrapped, read, arrangement, scheduler)
+    engine.training_dataloader = _loader(training_data, collate_fn, read, arrangement)
     return engine, wrapped, engine.training_dataloader, scheduler
 
 
-def _config(args, *given):
+def _config(batch_ranks, args, *given):
     path = getattr(args, "deepspeed_config", None)
     given = [config for config in (*given, path) if config is not None]
     if len(given) != 1:
@@ -63,7 +65,7 @@ def _config(args, *given):
     else:
         with open(os.fspath(config), encoding="utf-8") as file:
             text = file.read()
-    read = _oxizero.Config(text, world.place().size)
+    read = _oxizero.Config(text, batch_ranks)
     if read.stage == 3:
         raise ConfigError(
             "`zero_optimization.stage = 3` is refused: the PyTorch front-end has stages 0, 1 and 2 "
@@ -89,15 +91,16 @@ def _client(model, optimizer, model_parameters, config):
     return optimizers.from_settings(config.optimizer, parameters)
 
 
-def _loader(training_data, collate_fn, config):
+def _loader(training_data, collate_fn, config, arrangement):
     if training_data is None:
         return None
     if config.micro_batch_size is None:
         raise ConfigError(
             "training_data needs `train_micro_batch_size_per_gpu` in the configuration"
         )
-    here = world.place()
-    sampler = DistributedSampler(training_data, num_replicas=here.size, rank=here.rank)
+    sampler = DistributedSampler(
+        training_data, num_replicas=arrangement.batch_ranks, rank=arrangement.batch_rank
+    )
     return DataLoader(
         training_data,
         batch_size=config.micro_batch_size,

@@ -6,6 +6,9 @@ dtype and before clipping; they are there between the window's last backward and
 error says so at another time. A parameter that no engine knows gives None, and so does a frozen
 one.
 
+Of a tensor that ranks hold in parts, whole is what this rank holds: the parameter, or the local
+tensor of a DTensor. Other ranks of its group are given theirs.
+
 The `local` functions are about the part of a parameter that this rank's optimizer updates, as a
 flat tensor; it may be empty.
 """
@@ -13,6 +16,7 @@ flat tensor; it may be empty.
 from oxizero import registry
 from oxizero._oxizero import EngineError
 from oxizero.engine import Engine
+from oxizero.splits import local
 from oxizero.weights import capsule, tensor
 
 
@@ -26,9 +30,16 @@ def safe_set_full_grad(param, value):
     _set_full(param, "set_full_grad", value)
 
 
-def safe_get_full_model_grads(model):
+def safe_get_full_model_grads(model, scope="local"):
     """The whole gradients of a model's trained parameters by name, with one collective for each
-    dtype; a tied parameter has each of its names."""
+    group of ranks and dtype; a tied parameter has each of its names.
+
+    Of a tensor that ranks hold in parts (see `oxizero.mark_split`), and of their own experts, each
+    rank gets what it holds. With `scope="global"` all ranks get whole tensors: parts are joined,
+    and experts stacked along a new first dimension.
+    """
+    if scope not in ("local", "global"):
+        raise EngineError(f'scope = {scope!r}; there are "local" and "global"')
     module = model.module if isinstance(model, Engine) else model
     named = [
         (name, *found)
@@ -37,7 +48,7 @@ def safe_get_full_model_grads(model):
     ]
     grads = {core: None for _, core, _ in named}
     for core in grads:
-        grads[core] = [tensor(given) for given in core.full_grads()]
+        grads[core] = [tensor(given) for given in core.full_grads(scope == "global")]
     return {
         name: grads[core][index] for name, core, index in named if grads[core][index] is not None
     }
@@ -108,9 +119,10 @@ def _get_local(param, call, *key):
 
 
 def _set_full(param, call, value, *key):
-    if value.shape != param.shape:
+    shape = local(param).shape
+    if local(value).shape != shape:
         raise EngineError(
-            f"a value of shape {tuple(value.shape)} for a parameter of shape {tuple(param.shape)}"
+            f"a value of shape {tuple(value.shape)} for a parameter of shape {tuple(shape)}"
         )
     _set(param, call, value, *key)
 
@@ -119,4 +131,4 @@ def _set(param, call, value, *key):
     found = registry.find(param)
     if found is not None:
         core, index = found
-        getattr(core, call)(index, *key, capsule(value))
+        getattr(core, call)(index, *key, capsule(local(value)))

@@ -4,6 +4,7 @@ import torch
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
 from oxizero._oxizero import ConfigError, EngineError
+from oxizero.splits import is_dtensor, local
 
 _TRAINED = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -44,6 +45,11 @@ class Weights:
                 self.others.append(param)
                 continue
             casts = model_dtype is not None and param.dtype == torch.float32
+            if casts and is_dtensor(param):
+                raise ConfigError(
+                    f"parameter `{own[0]}` is a DTensor of float32, which cannot be made "
+                    f"{model_dtype} any more; convert the model before it is parallelized"
+                )
             self.params.append(param)
             self.names.append(own)
             self.groups.append(group)
@@ -57,10 +63,10 @@ class Weights:
         return [
             {
                 "names": names,
-                "shape": tuple(param.shape),
+                "shape": tuple(local(param).shape),
                 "dtype": str(dtype).removeprefix("torch."),
                 "group": group,
-                "initial": capsule(param),
+                "initial": capsule(local(param)),
             }
             for param, names, group, dtype in zip(
                 self.params, self.names, self.groups, self.dtypes, strict=True
@@ -70,8 +76,8 @@ class Weights:
     def alias(self, core):
         """Lets every parameter lie in the engine's memory."""
         for index, param in enumerate(self.params):
-            param.data = from_dlpack(core.weights(index))
-        self._addresses = [param.data_ptr() for param in self.params]
+            local(param).data = from_dlpack(core.weights(index))
+        self._addresses = [local(param).data_ptr() for param in self.params]
         self._note()
 
     def trained(self):
@@ -82,23 +88,24 @@ class Weights:
     def take_over(self, core):
         """Weights that were written since the last step are the master weights from now on."""
         for index, param in enumerate(self.params):
-            if param.data_ptr() != self._addresses[index]:
+            held = local(param)
+            if held.data_ptr() != self._addresses[index]:
                 raise EngineError(
                     f"parameter `{self.names[index][0]}` has other memory than initialize() gave "
                     "it: model.to(), model.half() and `param.data = ...` replace it; convert the "
                     "model before initialize(), and write weights in place"
                 )
-            if param._version != self._versions[index]:
+            if held._version != self._versions[index]:
                 core.take_over_weights(index)
 
     def stepped(self):
         """The engine wrote the weights: graphs that still need the old ones are to notice."""
         for _, param in self.trained():
-            torch.autograd.graph.increment_version(param)
+            torch.autograd.graph.increment_version(local(param))
         self._note()
 
     def _note(self):
-        self._versions = [param._version for param in self.params]
+        self._versions = [local(param)._version for param in self.params]
 
 
 def _check_device(name, param):

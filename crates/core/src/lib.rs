@@ -4,6 +4,7 @@
 //! This crate decides and performs nothing: no I/O, no threads, no clock, no unsafe code.
 #![forbid(unsafe_code)]
 
+mod arrangement;
 mod bucket;
 pub mod config;
 pub mod deepspeed;
@@ -21,6 +22,7 @@ mod random;
 mod schedule;
 mod units;
 
+pub use arrangement::{Arrangement, Holds, Mark};
 pub use bucket::{BucketId, BucketSpec, Bucketing, assign_buckets};
 pub use config::Config;
 pub use dtype::{DType, Precision};

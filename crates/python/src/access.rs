@@ -52,10 +52,12 @@ impl Engine {
         self.run(py, |engine| engine.set_full_grad(ParamId(param), values))
     }
 
-    /// All gradients, by parameter; one collective for each group of parameters.
-    fn full_grads(&self, py: Python<'_>) -> PyResult<Vec<Option<Py<PyAny>>>> {
+    /// All gradients, by parameter; a collective for each group of parameters, and where whole
+    /// tensors are asked for of which ranks hold parts, for those parts.
+    fn full_grads(&self, py: Python<'_>, whole: bool) -> PyResult<Vec<Option<Py<PyAny>>>> {
+        let scope = if whole { Scope::Global } else { Scope::DataParallel };
         let (grads, count) = self.run(py, |engine| {
-            let grads = engine.full_grads(Scope::DataParallel)?;
+            let grads = engine.full_grads(scope)?;
             Ok((grads, engine.params().len()))
         })?;
         tensor::model_grads(py, grads, count)

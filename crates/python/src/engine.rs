@@ -4,12 +4,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use oxizero::comm::Communicator;
 use oxizero::{
-    Boundary, Buffer, DType, EngineError, GradIn, LossScale, Numel, ParamId, Rank, StepOutcome,
+    Boundary, Buffer, DType, EngineError, EngineOptions, GradIn, LossScale, Numel, ParamId, Rank,
+    StepOutcome,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::arrangement::{Arrangement, alike};
 use crate::config::Config;
 use crate::error::{self, raised};
 use crate::optimizer::Group;
@@ -57,11 +59,13 @@ impl Engine {
         py: Python<'_>,
         config: &Config,
         world: World,
+        arrangement: &Arrangement,
         params: Vec<Param<'_>>,
         groups: Vec<Group>,
     ) -> PyResult<Self> {
-        let specs = setup::specs(&params)?;
+        let specs = setup::specs(&params, &arrangement.inner)?;
         let options = setup::options(&config.0, &specs).map_err(error::config)?;
+        let options = EngineOptions { mesh: Some(arrangement.inner.mesh().clone()), ..options };
         let optimizer = setup::optimizer(&groups)?;
         let initial = setup::initial(&params)?;
         let engine = py.detach(|| {
@@ -196,7 +200,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Overwrites tensors of any dtype with rank 0's; a collective call.
+    /// Overwrites tensors of any dtype with those of the first rank that holds the same of every
+    /// parameter; a collective call.
     fn broadcast(&self, py: Python<'_>, mut tensors: Vec<Tensor<'_>>) -> PyResult<()> {
         let len: usize = tensors.iter().map(|tensor| tensor.bytes().len()).sum();
         let numel = Numel(len.div_ceil(DType::F32.size()));
@@ -207,7 +212,7 @@ impl Engine {
             packed.region_mut().range_mut(end..end + bytes.len()).copy_from_slice(bytes);
             end += bytes.len();
         }
-        let packed = self.run(py, |engine| broadcast(engine.communicator(), packed))?;
+        let packed = self.run(py, |engine| broadcast(alike(engine)?.comm(), packed))?;
         let mut rest = packed.region().bytes();
         for tensor in &mut tensors {
             let (bytes, others) = rest.split_at(tensor.bytes().len());

@@ -6,6 +6,7 @@
 #![cfg(feature = "extension")]
 
 mod access;
+mod arrangement;
 mod config;
 mod engine;
 mod error;
@@ -19,6 +20,8 @@ use pyo3::pymodule;
 /// The native engine behind `oxizero`.
 #[pymodule]
 mod _oxizero {
+    #[pymodule_export]
+    use crate::arrangement::Arrangement;
     #[pymodule_export]
     use crate::config::Config;
     #[pymodule_export]

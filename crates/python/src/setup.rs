@@ -10,8 +10,8 @@ use oxizero::{
     Bucketing, DType, EngineOptions, OptimGroup, OptimizerSetup, ParamId, ParamSpec, Rank, UnitId,
     View, ViewMut, WorldSize,
 };
-use oxizero_core::ConfigError;
 use oxizero_core::deepspeed::DeepSpeedConfig;
+use oxizero_core::{Arrangement, ConfigError};
 use oxizero_device::kernels::cast;
 use pyo3::FromPyObject;
 use pyo3::exceptions::PyValueError;
@@ -69,11 +69,11 @@ impl World {
 }
 
 /// The engine's own description of the parameters.
-pub(crate) fn specs(params: &[Param<'_>]) -> PyResult<Vec<ParamSpec>> {
-    params.iter().map(spec).collect()
+pub(crate) fn specs(params: &[Param<'_>], arrangement: &Arrangement) -> PyResult<Vec<ParamSpec>> {
+    params.iter().map(|param| spec(param, arrangement)).collect()
 }
 
-fn spec(param: &Param<'_>) -> PyResult<ParamSpec> {
+fn spec(param: &Param<'_>, arrangement: &Arrangement) -> PyResult<ParamSpec> {
     let Some((name, aliases)) = param.names.split_first() else {
         return Err(PyValueError::new_err("a parameter without a name"));
     };
@@ -89,6 +89,7 @@ fn spec(param: &Param<'_>) -> PyResult<ParamSpec> {
         aliases: aliases.to_vec(),
         group: OptimGroup(param.group.unwrap_or(0)),
         trainable: param.group.is_some(),
+        along: arrangement.along(name),
         ..spec
     })
 }
