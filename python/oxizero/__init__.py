@@ -9,11 +9,12 @@
         engine.step()
 
 Optimizer states and gradients are sharded over the ranks of one machine, as the configuration's
-`zero_optimization.stage` says: 0, 1 or 2. Ranks are started by `torchrun`; a plain `python` is a
+`zero_optimization.stage` says; in stage 3 the weights too, which are whole only while their module
+runs. Ranks are started by `torchrun`; a plain `python` is a
 world of one. `oxizero.utils` reads and writes whole gradients, master weights and optimizer states.
 """
 
-from oxizero import utils
+from oxizero import utils, zero
 from oxizero._oxizero import CommError, ConfigError, EngineError
 from oxizero.engine import Engine
 from oxizero.optimizer import Optimizer
@@ -32,4 +33,5 @@ __all__ = [
     "mark_expert",
     "mark_split",
     "utils",
+    "zero",
 ]

@@ -5,9 +5,10 @@ import weakref
 
 import torch
 
-from oxizero import _oxizero, registry, world
+from oxizero import _oxizero, registry, units, world
 from oxizero._oxizero import EngineError
 from oxizero.optimizer import groups
+from oxizero.sharded import Sharded
 from oxizero.splits import local, local_grad
 from oxizero.weights import Weights, capsule
 
@@ -59,12 +60,17 @@ class Engine(torch.nn.Module):
         self._place = world.place()
         registry.check_free(module)
         self._weights = Weights(module, optimizer, config.model_dtype)
-        described = self._weights.described()
+        found = units.find(module) if config.stage == 3 else []
+        described = self._weights.described(units.numbers(found))
         self._core = _oxizero.Engine(
             config, world.meeting(), arrangement, described, groups(optimizer)
         )
         del described
-        self._weights.alias(self._core)
+        self._sharded = None
+        if config.stage == 3:
+            self._sharded = Sharded(self._core, self._weights, found)
+        else:
+            self._weights.alias(self._core)
         self._broadcast_buffers()
         registry.add(self, self._weights.params)
         self._hooks = [
@@ -99,7 +105,8 @@ class Engine(torch.nn.Module):
 
     def step(self):
         """Ends the micro-batch and, at the window's boundary, updates the weights."""
-        self._weights.take_over(self._core)
+        home = self._sharded or self._weights
+        home.take_over(self._core)
         self._core.set_groups(groups(self.optimizer))
         outcome = self._core.step()
         self.micro_steps += 1
@@ -112,7 +119,7 @@ class Engine(torch.nn.Module):
             self.skipped_steps += 1
             return
         self._norm = outcome["norm_before"]
-        self._weights.stepped()
+        home.stepped()
         self.optimizer.stepped()
         if self.lr_scheduler is not None:
             self.lr_scheduler.step()
@@ -225,6 +232,8 @@ class Engine(torch.nn.Module):
                 f"the gradient of `{name}` is sparse; build the embedding with sparse=False"
             )
         self._core.grad_ready(index, capsule(grad), self._pass_scale or 1.0)
+        if self._sharded is not None:
+            self._sharded.arrived(index)
 
     def _scaled(self, scale):
         """Gradients are multiplied by `scale` until the backward that now runs returns."""
@@ -250,6 +259,8 @@ class Engine(torch.nn.Module):
     def _end_pass(self):
         self._in_pass, self._pass_ended = False, True
         self._core.backward_end()
+        if self._sharded is not None:
+            self._sharded.pass_ended()
 
     def _forget_pass(self):
         self._in_pass, self._pass_scale = False, None

@@ -37,6 +37,12 @@ def find(param):
     return None if engine is None else (engine._core, index)
 
 
+def engine_of(param):
+    """The engine that holds the parameter, if one does."""
+    engine, _ = _engines.get(param, (None, None))
+    return engine and engine()
+
+
 def check_free(module):
     """Refuses a model of which an engine holds a parameter."""
     held = [name for name, param in module.named_parameters() if find(param) is not None]

@@ -57,15 +57,17 @@ class Weights:
         self._versions = []
         self._addresses = []
 
-    def described(self):
-        """The parameters as the engine takes them. Master weights start from the weights as they
-        are, before any cast."""
+    def described(self, unit_of):
+        """The parameters as the engine takes them, with the number of the unit that each is
+        gathered with, by its id. Master weights start from the weights as they are, before any
+        cast."""
         return [
             {
                 "names": names,
                 "shape": tuple(local(param).shape),
                 "dtype": str(dtype).removeprefix("torch."),
                 "group": group,
+                "unit": unit_of.get(id(param), 0),
                 "initial": capsule(local(param)),
             }
             for param, names, group, dtype in zip(

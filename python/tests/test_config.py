@@ -15,7 +15,6 @@ SGD = {"type": "SGD", "params": {"lr": 1.0}}
     ("config", "said"),
     [
         ({"zero_optimization": {"stge": 1}}, "did you mean `zero_optimization.stage`"),
-        ({"zero_optimization": {"stage": 3}}, "`zero_optimization.stage = 3` is refused"),
         ({"train_batch_size": "auto"}, "`train_batch_size = \"auto\"` is refused"),
         ({"optimizer": {"type": "Lamb"}}, "`optimizer.type = \"Lamb\"`"),
         ({"optimizer": {"type": "AdamW", "params": {"betas": [0.9, 1.0]}}}, "beta"),

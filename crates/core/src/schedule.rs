@@ -17,8 +17,9 @@ pub enum Event {
     PreBackward(UnitId),
     /// The unit ran backward.
     PostBackward(UnitId),
-    /// Every gradient that the bucket expects of a micro-batch is there. This may differ between
-    /// ranks, one of which did not use a parameter; it means nothing where there is an order.
+    /// Every gradient that the bucket expects of a micro-batch is there. It means nothing where
+    /// there is an order, for it may differ between ranks, one of which did not use a parameter.
+    /// Without one, all ranks promise to run the same operations, gathers among them.
     GradsReady(BucketId),
     /// The backward pass has no gradients left to give.
     BackwardEnd,
@@ -166,7 +167,7 @@ impl Schedule {
                 self.reshard(unit, next, actions);
             }
             Event::GradsReady(bucket) => {
-                if self.order.is_empty() && self.stage.model() == Placement::Replicated {
+                if self.order.is_empty() {
                     self.ready[bucket.0] = true;
                     self.reduce_ready(actions);
                 }
@@ -248,8 +249,8 @@ impl Schedule {
 
     /// Gathers, reductions and what the model itself communicates in backward take turns, so a
     /// reduction may not depend on which gradients this rank has: it follows the backward of the
-    /// bucket's last use. Only where nobody gave an order, and nothing is gathered, it follows the
-    /// last gradient.
+    /// bucket's last use. Only where nobody gave an order, it follows the last gradient: whoever
+    /// gathers by hand runs the same on every rank.
     fn end_use(&mut self, unit: UnitId, actions: &mut Vec<Action>) {
         for bucket in &self.buckets_of[unit.0] {
             let left = &mut self.uses_left[bucket.0];

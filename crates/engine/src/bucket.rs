@@ -1,6 +1,7 @@
 //! One bucket: its model weights, master weights, optimizer states and gradient, each at rest where
 //! the stage says.
 
+mod elsewhere;
 mod fields;
 
 use std::ops::Range;
@@ -46,6 +47,8 @@ enum Full {
     Released,
     Gathering(Handle<(Buffer, Buffer)>),
     Gathered(Arc<Buffer>),
+    /// In memory of the front-end's own.
+    Elsewhere,
 }
 
 #[derive(Debug)]
@@ -151,6 +154,7 @@ impl Bucket {
     pub(crate) fn is_exclusive(&mut self) -> bool {
         match &mut self.model {
             Model::Replicated(Some(weights)) => Arc::get_mut(weights).is_some(),
+            Model::Sharded { full, .. } => !matches!(full, Full::Elsewhere),
             _ => true,
         }
     }

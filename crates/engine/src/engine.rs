@@ -40,6 +40,8 @@ pub struct Engine {
     pub(crate) params: Vec<ParamState>,
     /// By bucket: gradients of this micro-batch that have not come yet.
     pub(crate) missing: Vec<usize>,
+    /// By bucket: the front-end says when its gradients are complete.
+    pub(crate) awaits_end: Vec<bool>,
     pub(crate) schedule: Schedule,
     pub(crate) window: Window,
     pub(crate) boundary: Boundary,
@@ -91,11 +93,10 @@ impl Engine {
     /// Makes this rank's part of the engine; a collective call.
     ///
     /// `order` is the order in which forward uses the units (a tied unit occurs twice). It may be
-    /// empty: buckets are then reduced as their gradients are complete, in stage 3 at
-    /// `backward_end`, as they are without the calls of a unit's backward. `initial`
-    /// writes a parameter's initial f32 weights; it is called on rank 0 alone, whose weights are
-    /// broadcast. In a mesh, where ranks hold different weights, it is called on the first rank of
-    /// those that hold the same.
+    /// empty: buckets are then reduced as their gradients are complete. `initial` writes a
+    /// parameter's initial f32 weights; it is called on rank 0 alone, whose weights are broadcast.
+    /// In a mesh, where ranks hold different weights, it is called on the first rank of those that
+    /// hold the same.
     pub fn new(
         specs: Vec<ParamSpec>,
         order: Vec<UnitId>,
@@ -116,6 +117,7 @@ impl Engine {
             units: setup::units(&specs, &order),
             params: setup::params(&specs, &buckets),
             missing: setup::expected(&specs, &buckets),
+            awaits_end: vec![false; buckets.len()],
             groups,
             options,
             hyper: HyperParams::new(optimizer),
@@ -281,8 +283,8 @@ impl Engine {
     ///
     /// Where gradients rest sharded, a bucket is reduced after the [`post_backward`] of the last
     /// use of its units, and before that all of its gradients must have come. An engine without an
-    /// order of units reduces it as soon as its gradients are complete, which may be at another
-    /// time on each rank: a model that itself communicates in backward gives an order.
+    /// order of units reduces it as soon as its gradients are complete: all ranks promise to run
+    /// the same operations in backward, or a model that itself communicates there gives an order.
     ///
     /// [`post_backward`]: Self::post_backward
     pub fn grad_ready(&mut self, param: ParamId, grad: GradIn<'_>) -> Result<(), EngineError> {
@@ -298,7 +300,8 @@ impl Engine {
         state.arrived += 1;
         state.seen = state.seen.max(if finite { Seen::Finite } else { Seen::NonFinite });
         self.missing[id.0] -= 1;
-        if self.missing[id.0] == 0 { self.run(Event::GradsReady(id)) } else { Ok(()) }
+        let complete = self.missing[id.0] == 0 && !self.awaits_end[id.0];
+        if complete { self.run(Event::GradsReady(id)) } else { Ok(()) }
     }
 
     /// A backward pass has no more gradients: parameters that gave none contribute zeros. A
@@ -475,7 +478,7 @@ impl Engine {
     }
 
     /// Starts a window if there is none.
-    fn open_window(&mut self) -> Result<(), EngineError> {
+    pub(crate) fn open_window(&mut self) -> Result<(), EngineError> {
         match self.window.state {
             WindowState::Empty | WindowState::Consumed => {
                 self.window.state = WindowState::Accumulating(0);

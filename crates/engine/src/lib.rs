@@ -14,6 +14,7 @@ pub mod chain;
 mod engine;
 mod error;
 mod full_grads;
+mod gathered;
 mod gradient;
 mod groups;
 mod hyper;
@@ -38,9 +39,10 @@ pub use norm::Norm;
 pub use options::{EngineOptions, GroupOptions, OptimizerSetup, Reduction};
 pub use oxizero_comm as comm;
 pub use oxizero_core::{
-    Along, Axes, Batches, Bucketing, Bytes, ConfigError, DType, DynamicLossScale, GradientPath,
-    Hop, LossScale, LossScaling, MemoryPlan, Mesh, MeshAxis, Numel, OptimGroup, ParamId, ParamSpec,
-    Precision, ProcessGroup, Rank, RoleBytes, Sharing, Stage, UnitId, WorldSize,
+    Along, Axes, Batches, BucketId, BucketSpec, Bucketing, Bytes, ConfigError, DType,
+    DynamicLossScale, GradientPath, Hop, LossScale, LossScaling, MemoryPlan, Mesh, MeshAxis, Numel,
+    OptimGroup, ParamId, ParamSpec, Precision, ProcessGroup, Rank, RoleBytes, Sharing, Stage,
+    UnitId, WorldSize,
 };
 pub use oxizero_device::View as GradView;
 pub use oxizero_device::{Buffer, Loan, View, ViewMut};

@@ -18,7 +18,7 @@ pub(crate) fn world_size(ranks: usize) -> PyResult<WorldSize> {
 }
 
 /// torch's name of a dtype.
-fn torch_name(dtype: DType) -> &'static str {
+pub(crate) fn torch_name(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "float32",
         DType::Bf16 => "bfloat16",

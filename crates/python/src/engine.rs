@@ -31,7 +31,7 @@ pub(crate) struct Inner {
 }
 
 impl Engine {
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
         // A panic in an earlier call leaves the engine's own checks in place.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -200,9 +200,10 @@ impl Engine {
         Ok(())
     }
 
-    /// Overwrites tensors of any dtype with those of the first rank that holds the same of every
-    /// parameter; a collective call.
-    fn broadcast(&self, py: Python<'_>, mut tensors: Vec<Tensor<'_>>) -> PyResult<()> {
+    /// Overwrites tensors of any dtype with those of a rank that holds the same of every parameter:
+    /// the `root`-th of these ranks; a collective call.
+    #[pyo3(signature = (tensors, root = 0))]
+    fn broadcast(&self, py: Python<'_>, mut tensors: Vec<Tensor<'_>>, root: usize) -> PyResult<()> {
         let len: usize = tensors.iter().map(|tensor| tensor.bytes().len()).sum();
         let numel = Numel(len.div_ceil(DType::F32.size()));
         let mut packed = Buffer::heap(numel, DType::F32);
@@ -212,7 +213,8 @@ impl Engine {
             packed.region_mut().range_mut(end..end + bytes.len()).copy_from_slice(bytes);
             end += bytes.len();
         }
-        let packed = self.run(py, |engine| broadcast(alike(engine)?.comm(), packed))?;
+        let root = Rank(root);
+        let packed = self.run(py, |engine| broadcast(alike(engine)?.comm(), packed, root))?;
         let mut rest = packed.region().bytes();
         for tensor in &mut tensors {
             let (bytes, others) = rest.split_at(tensor.bytes().len());
@@ -223,6 +225,6 @@ impl Engine {
     }
 }
 
-fn broadcast(comm: &dyn Communicator, packed: Buffer) -> Result<Buffer, EngineError> {
-    Ok(comm.broadcast(packed, Rank(0))?.wait()?)
+fn broadcast(comm: &dyn Communicator, packed: Buffer, root: Rank) -> Result<Buffer, EngineError> {
+    Ok(comm.broadcast(packed, root)?.wait()?)
 }

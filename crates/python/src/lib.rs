@@ -10,6 +10,7 @@ mod arrangement;
 mod config;
 mod engine;
 mod error;
+mod gathered;
 mod optimizer;
 mod setup;
 #[expect(unsafe_code, reason = "memory that torch and the engine share, behind a safe face")]

@@ -11,7 +11,7 @@ use oxizero::{
     View, ViewMut, WorldSize,
 };
 use oxizero_core::deepspeed::DeepSpeedConfig;
-use oxizero_core::{Arrangement, ConfigError};
+use oxizero_core::{Arrangement, ConfigError, Placement};
 use oxizero_device::kernels::cast;
 use pyo3::FromPyObject;
 use pyo3::exceptions::PyValueError;
@@ -33,6 +33,8 @@ pub(crate) struct Param<'py> {
     dtype: String,
     /// The optimizer group; `None` for a frozen one.
     group: Option<usize>,
+    /// What is gathered together, where weights rest sharded: numbered from 0.
+    unit: usize,
     /// Weights of any dtype.
     pub(crate) initial: Tensor<'py>,
 }
@@ -80,7 +82,7 @@ fn spec(param: &Param<'_>, arrangement: &Arrangement) -> PyResult<ParamSpec> {
     let named = |error: PyErr| PyValueError::new_err(format!("parameter `{name}`: {error}"));
     let dtype = dtype(&param.dtype).map_err(named)?;
     let initial = param.initial.view().map_err(named)?;
-    let spec = ParamSpec::new(name, &param.shape, dtype, UnitId(0));
+    let spec = ParamSpec::new(name, &param.shape, dtype, UnitId(param.unit));
     if initial.numel() != spec.numel() {
         let (has, wants) = (initial.numel(), spec.numel());
         return Err(named(PyValueError::new_err(format!("{has} initial weights of {wants}"))));
@@ -115,8 +117,12 @@ pub(crate) fn options(
     specs: &[ParamSpec],
 ) -> Result<EngineOptions, ConfigError> {
     let precision = config.precision(config.model_dtype.unwrap_or_else(|| model_dtype(specs)))?;
+    let bucketing = match config.stage.model() {
+        Placement::Sharded => Bucketing::Unit,
+        _ => Bucketing::Bytes(config.bucket_numel_max.bytes(precision.model)),
+    };
     Ok(EngineOptions {
-        bucketing: Bucketing::Bytes(config.bucket_numel_max.bytes(precision.model)),
+        bucketing,
         accumulation: config.batch.accumulation,
         clip_norm: config.clip_norm,
         loss_scaling: config.loss_scaling,

@@ -9,7 +9,8 @@ use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use oxizero::{Buffer, DType, ModelGrads, ParamId, RestingWeights, View, ViewMut};
+use oxizero::{Buffer, Bytes, DType, ModelGrads, Numel, ParamId, RestingWeights, View, ViewMut};
+use oxizero_device::{REGION_ALIGN, Region};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
@@ -118,7 +119,11 @@ fn contiguous_numel(tensor: &DlTensor) -> PyResult<usize> {
 impl Tensor<'_> {
     /// The elements, of a dtype that the engine knows.
     pub(crate) fn view(&self) -> PyResult<View<'_>> {
-        let dtype = match self.dtype {
+        Ok(View::of_bytes(self.bytes(), self.dtype()?))
+    }
+
+    fn dtype(&self) -> PyResult<DType> {
+        Ok(match self.dtype {
             DlDataType { code: FLOAT, bits: 32, lanes: 1 } => DType::F32,
             DlDataType { code: FLOAT, bits: 16, lanes: 1 } => DType::F16,
             DlDataType { code: BFLOAT, bits: 16, lanes: 1 } => DType::Bf16,
@@ -129,8 +134,25 @@ impl Tensor<'_> {
                 );
                 return Err(PyTypeError::new_err(why));
             }
-        };
-        Ok(View::of_bytes(self.bytes(), dtype))
+        })
+    }
+
+    /// The elements as memory that a collective fills.
+    pub(crate) fn buffer(&self) -> PyResult<Buffer> {
+        let dtype = self.dtype()?;
+        if self.len == 0 {
+            return Ok(Buffer::heap(Numel(0), dtype));
+        }
+        if !self.start.addr().get().is_multiple_of(REGION_ALIGN) {
+            let why = format!("a tensor that does not start on a multiple of {REGION_ALIGN} bytes");
+            return Err(PyValueError::new_err(why));
+        }
+        let owner = Box::new(self._owner.clone().unbind());
+        // SAFETY: the capsule, which the region holds, keeps the tensor; nobody uses or resizes it
+        // while the call runs (see the module's doc), and whoever makes a buffer drops it with the
+        // call.
+        let region = unsafe { Region::from_foreign(self.start, Bytes(self.len), owner) };
+        Ok(Buffer::new(region, dtype))
     }
 
     /// The elements' bytes.

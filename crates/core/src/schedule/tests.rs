@@ -103,8 +103,9 @@ fn replicated_weights_are_never_gathered() {
 #[test]
 fn reductions_go_from_last_to_first_whatever_comes_first() {
     let reduce = |bucket| Action::Reduce(BucketId(bucket), Placement::Sharded);
-    let mut schedule = Schedule::new(Stage::Zero2, &buckets(3, Bucketing::Unit), vec![]);
-    for _ in 0..2 {
+    let schedules = [Stage::Zero2, Stage::Zero3]
+        .map(|stage| Schedule::new(stage, &buckets(3, Bucketing::Unit), vec![]));
+    for mut schedule in schedules.clone().into_iter().chain(schedules) {
         let early = run(&mut schedule, [0, 1].map(|b| Event::GradsReady(BucketId(b))));
         assert_eq!(early, []);
         let late = run(&mut schedule, [Event::GradsReady(BucketId(2)), Event::BackwardEnd]);

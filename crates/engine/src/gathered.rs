@@ -1,0 +1,99 @@
+//! Full model weights in memory of the front-end's own, which it frees between uses.
+//!
+//! Where weights rest sharded, a front-end that owns its tensors' memory has them gathered into it
+//! ([`Engine::gather_into`]), and says when that memory is gone ([`Engine::let_go`]). It orders
+//! gathers itself: all ranks gather the same buckets at the same times, which is checked.
+
+use oxizero_core::{BucketId, BucketSpec, Event};
+use oxizero_device::{Buffer, View};
+
+use crate::window::MicroBatch;
+use crate::{Engine, EngineError};
+
+impl Engine {
+    /// The buckets: which parameters are gathered and reduced together, and where each lies.
+    pub fn buckets(&self) -> impl ExactSizeIterator<Item = &BucketSpec> {
+        self.buckets.iter().map(crate::bucket::Bucket::spec)
+    }
+
+    /// Gathers the full model weights of a bucket into `full`, memory of the caller's own of the
+    /// bucket's padded elements and dtype, which comes back when it is filled; a collective call.
+    /// Until [`let_go`](Self::let_go) the weights count as held, and nobody writes them.
+    pub fn gather_into(&mut self, id: BucketId, full: Buffer) -> Result<Buffer, EngineError> {
+        self.check_alive()?;
+        let given = self.check_full(id, full.view());
+        let call = match self.buckets.get(id.0) {
+            Some(bucket) => format!("the weights of `{}`", self.names_of(bucket.spec())),
+            None => format!("the weights of bucket {id}"),
+        };
+        self.agree_call(&call, None, given)?;
+        self.on_bucket(id, |bucket, comm| bucket.gather_into(full, comm))
+    }
+
+    /// The memory that a bucket was gathered into holds its weights no longer.
+    pub fn let_go(&mut self, id: BucketId) -> Result<(), EngineError> {
+        self.check_bucket(id)?;
+        self.on_bucket(id, |bucket, _| {
+            bucket.let_go();
+            Ok(())
+        })
+    }
+
+    /// The caller has written to the gathered weights of a bucket, `full`: the model weights and
+    /// master weights that this rank owns follow, and masters keep their precision where nothing
+    /// was written. No rank waits for another; all must have written alike.
+    pub fn take_over_gathered(&mut self, id: BucketId, full: View<'_>) -> Result<(), EngineError> {
+        self.check_alive()?;
+        self.check_full(id, full)?;
+        self.run(Event::Edit)?;
+        self.on_bucket(id, |bucket, _| {
+            bucket.take_over_gathered(full);
+            Ok(())
+        })
+    }
+
+    /// Says of a bucket that its gradients are complete only when
+    /// [`grads_end`](Self::grads_end) says so, or at the end of the pass: for parameters of which
+    /// each rank may use others.
+    pub fn await_grads_end(&mut self, id: BucketId) -> Result<(), EngineError> {
+        self.check_bucket(id)?;
+        self.awaits_end[id.0] = true;
+        Ok(())
+    }
+
+    /// No more gradients of the bucket come in this pass: parameters that gave none contribute
+    /// zeros, and do not count as used. All ranks call it at the same place between gathers.
+    pub fn grads_end(&mut self, id: BucketId) -> Result<(), EngineError> {
+        self.check_alive()?;
+        self.check_bucket(id)?;
+        self.open_window()?;
+        self.window.micro_batch = MicroBatch::Open;
+        self.run(Event::GradsReady(id))
+    }
+
+    fn check_bucket(&self, id: BucketId) -> Result<(), EngineError> {
+        let (index, count) = (id.0, self.buckets.len());
+        let known = index < count;
+        known.then_some(()).ok_or(EngineError::Unknown { what: "bucket", index, count })
+    }
+
+    fn check_full(&self, id: BucketId, full: View<'_>) -> Result<(), EngineError> {
+        self.check_bucket(id)?;
+        let spec = self.buckets[id.0].spec();
+        let (what, param) = ("gathered weights", self.names_of(spec));
+        let (expected, got) = (spec.layout.padded_numel(), full.numel());
+        if expected != got {
+            return Err(EngineError::WrongNumel { what, param, expected, got });
+        }
+        let (expected, got) = (spec.dtype, full.dtype());
+        match expected == got {
+            true => Ok(()),
+            false => Err(EngineError::WrongDType { what, param, expected, got }),
+        }
+    }
+
+    /// The first parameter's name, which says enough in a message, and no two buckets share.
+    fn names_of(&self, spec: &BucketSpec) -> String {
+        spec.params.first().map(|param| self.specs[param.0].name.clone()).unwrap_or_default()
+    }
+}

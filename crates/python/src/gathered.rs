@@ -1,0 +1,59 @@
+//! Weights that rest sharded, gathered into torch's memory.
+
+use oxizero::{BucketId, BucketSpec};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::config::torch_name;
+use crate::engine::Engine;
+use crate::tensor::Tensor;
+
+fn told<'py>(py: Python<'py>, bucket: &BucketSpec) -> PyResult<Bound<'py, PyDict>> {
+    let told = PyDict::new(py);
+    let slots = bucket.params.iter().enumerate();
+    let starts: Vec<_> =
+        slots.map(|(slot, param)| (param.0, bucket.layout.slot(slot).start)).collect();
+    told.set_item("params", starts)?;
+    told.set_item("dtype", torch_name(bucket.dtype))?;
+    told.set_item("numel", bucket.layout.padded_numel().0)?;
+    told.set_item("trained", bucket.trainable)?;
+    Ok(told)
+}
+
+#[pymethods]
+impl Engine {
+    /// The buckets: each parameter and the element that it starts at, torch's name of the dtype,
+    /// the elements of the whole, and whether it is trained.
+    #[getter]
+    fn buckets<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let inner = self.lock();
+        inner.engine.buckets().map(|bucket| told(py, bucket)).collect()
+    }
+
+    /// Gathers a bucket's weights into a tensor of all its elements; a collective call.
+    fn gather(&self, py: Python<'_>, bucket: usize, full: Tensor<'_>) -> PyResult<()> {
+        let buffer = full.buffer()?;
+        self.run(py, |engine| engine.gather_into(BucketId(bucket), buffer).map(drop))
+    }
+
+    /// The tensor that a bucket was gathered into holds its weights no longer.
+    fn let_go(&self, py: Python<'_>, bucket: usize) -> PyResult<()> {
+        self.run(py, |engine| engine.let_go(BucketId(bucket)))
+    }
+
+    /// The gathered weights were written; what this rank holds of them follows.
+    fn take_over_gathered(&self, py: Python<'_>, bucket: usize, full: Tensor<'_>) -> PyResult<()> {
+        let full = full.view()?;
+        self.run(py, |engine| engine.take_over_gathered(BucketId(bucket), full))
+    }
+
+    /// The bucket's gradients are complete when `grads_end` says so.
+    fn await_grads_end(&self, py: Python<'_>, bucket: usize) -> PyResult<()> {
+        self.run(py, |engine| engine.await_grads_end(BucketId(bucket)))
+    }
+
+    /// No more gradients of the bucket come in this pass.
+    fn grads_end(&self, py: Python<'_>, bucket: usize) -> PyResult<()> {
+        self.run(py, |engine| engine.grads_end(BucketId(bucket)))
+    }
+}

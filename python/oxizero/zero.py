@@ -1,0 +1,69 @@
+"""Whole weights where they rest sharded, with DeepSpeed's names."""
+
+from collections.abc import Iterable
+
+import torch
+
+from oxizero import registry
+from oxizero._oxizero import ConfigError
+from oxizero.sharded import hold, let_go
+from oxizero.splits import local
+from oxizero.weights import capsule
+
+
+class GatheredParameters:
+    """Has parameters whole inside of a `with`, on every rank; a collective call at both ends.
+
+    With `modifier_rank`, that rank's values become the weights and master weights of all ranks at
+    the end; without it, parameters may only be read. `params` is a parameter, a module, or several
+    parameters; those of no engine are left as they are. In stages 0, 1 and 2 weights are whole
+    anyway, and only what `modifier_rank` says is done.
+    """
+
+    def __init__(self, params, modifier_rank=None, fwd_module=None, enabled=True):
+        if fwd_module is not None:
+            raise ConfigError(
+                "GatheredParameters(fwd_module=...) is refused: call "
+                "oxizero.zero.register_external_parameter(module, param)"
+            )
+        self._modifier = modifier_rank
+        self._params = _listed(params) if enabled else []
+        self._buckets, self._resting = [], []
+
+    def __enter__(self):
+        buckets = {}
+        self._resting = []
+        for param in self._params:
+            engine = registry.engine_of(param)
+            if engine is None:
+                continue
+            if engine._sharded is None:
+                self._resting.append((engine, param))
+            else:
+                buckets[engine._sharded.bucket_of(param)] = engine
+        self._buckets = list(buckets.items())
+        hold(bucket for bucket, _ in self._buckets)
+
+    def __exit__(self, kind, *_):
+        try:
+            if kind is None and self._modifier is not None:
+                self._write()
+        finally:
+            let_go(bucket for bucket, _ in self._buckets)
+
+    def _write(self):
+        for bucket, engine in self._buckets:
+            engine._core.broadcast([capsule(bucket.flat.view(torch.uint8))], self._modifier)
+            bucket.take_over()
+        for engine, param in self._resting:
+            flat = local(param).detach().view(-1).view(torch.uint8)
+            engine._core.broadcast([capsule(flat)], self._modifier)
+            torch.autograd.graph.increment_version(local(param))
+
+
+def _listed(params):
+    if isinstance(params, torch.nn.Module):
+        params = params.parameters()
+    if isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
+        params = [params]
+    return list(params)
