@@ -377,7 +377,10 @@ fn copy(peers: &dyn Peers, rank: Rank, target: &mut Region, range: Range<usize>)
     Bytes(range.len())
 }
 
-fn check_reduce_scatter(op: &ReduceScatter, world_size: WorldSize) -> Result<(), CommError> {
+pub(crate) fn check_reduce_scatter(
+    op: &ReduceScatter,
+    world_size: WorldSize,
+) -> Result<(), CommError> {
     let numel = op.partial.numel();
     check_shards("reduce-scatter", numel, world_size)?;
     let (got, expected) = match &op.target {
@@ -392,7 +395,7 @@ fn check_reduce_scatter(op: &ReduceScatter, world_size: WorldSize) -> Result<(),
     Ok(())
 }
 
-fn check_gather_into(
+pub(crate) fn check_gather_into(
     shard: &Buffer,
     full: &Buffer,
     world_size: WorldSize,
@@ -426,7 +429,7 @@ pub(crate) fn check_gather_many(shards: &[OwnShard], full: &Buffer) -> Result<()
     Ok(())
 }
 
-fn check_shards(
+pub(crate) fn check_shards(
     operation: &'static str,
     numel: Numel,
     world_size: WorldSize,
@@ -438,7 +441,7 @@ fn check_shards(
     Err(misuse(operation, problem))
 }
 
-fn misuse(operation: &'static str, problem: String) -> CommError {
+pub(crate) fn misuse(operation: &'static str, problem: String) -> CommError {
     CommError::Misuse { operation, problem }
 }
 

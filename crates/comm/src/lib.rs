@@ -1,13 +1,15 @@
 //! Collectives over a process group: the trait, and the back ends for ranks on one machine.
 //!
 //! Every collective is written once, over a small internal trait that says how ranks meet; the
-//! back ends implement that trait and nothing else. This crate knows no buckets, parameters or
+//! back ends implement that trait and nothing else. [`library`] does the same for libraries that
+//! bring collectives of their own. This crate knows no buckets, parameters or
 //! stages of training.
 
 mod communicator;
 mod error;
 mod group;
 mod handle;
+pub mod library;
 mod one_by_one;
 mod operation;
 mod redistribute;

@@ -5,7 +5,8 @@ use std::ops::Range;
 use half::{bf16, f16};
 use oxizero_core::{Bytes, DType, Numel};
 
-use crate::Region;
+use crate::storage::on_device;
+use crate::{DeviceView, DeviceViewMut, Region, kernels};
 
 /// A region that holds elements of one dtype.
 #[derive(Debug)]
@@ -35,10 +36,14 @@ impl Buffer {
         Self::new(Region::mapped(numel.bytes(dtype)), dtype)
     }
 
-    /// A copy of these elements, on the heap.
+    /// A copy of these elements, on the heap, or on the device that they lie on.
     pub fn copy_of(view: View<'_>) -> Self {
-        let mut copy = Self::heap(view.numel(), view.dtype());
-        copy.region.range_mut(0..view.bytes().len()).copy_from_slice(view.bytes());
+        let (numel, dtype) = (view.numel(), view.dtype());
+        let mut copy = match view {
+            View::Device(view) => on_device(view.device(), numel, dtype),
+            _ => Self::heap(numel, dtype),
+        };
+        kernels::cast(view, copy.view_mut());
         copy
     }
 
@@ -80,7 +85,10 @@ impl Buffer {
 
     /// All elements.
     pub fn view(&self) -> View<'_> {
-        View::of_bytes(self.region.bytes(), self.dtype)
+        match self.region.device_memory() {
+            Some(memory) => View::Device(DeviceView::of_memory(memory, self.dtype)),
+            None => View::of_bytes(self.region.bytes(), self.dtype),
+        }
     }
 
     /// The elements of `range`.
@@ -95,6 +103,11 @@ impl Buffer {
 
     /// The elements of `range`, for writing.
     pub fn range_mut(&mut self, range: Range<usize>) -> ViewMut<'_> {
+        if self.region.is_on_device() {
+            let memory = self.region.device_memory().expect("it lies on a device");
+            let view = DeviceView::of_memory(memory, self.dtype).range(range);
+            return ViewMut::Device(DeviceViewMut::of_exclusive(view));
+        }
         let size = self.dtype.size();
         let bytes = self.region.range_mut(range.start * size..range.end * size);
         ViewMut::of_bytes(bytes, self.dtype)
@@ -104,7 +117,7 @@ impl Buffer {
     ///
     /// # Panics
     ///
-    /// If the dtype is another.
+    /// If the dtype is another, or they lie on a device.
     pub fn f32(&self) -> &[f32] {
         match self.view() {
             View::F32(values) => values,
@@ -116,7 +129,7 @@ impl Buffer {
     ///
     /// # Panics
     ///
-    /// If the dtype is another.
+    /// If the dtype is another, or they lie on a device.
     pub fn f32_mut(&mut self, range: Range<usize>) -> &mut [f32] {
         let dtype = self.dtype;
         match self.range_mut(range) {
@@ -135,6 +148,8 @@ pub enum View<'a> {
     Bf16(&'a [bf16]),
     /// f16 elements.
     F16(&'a [f16]),
+    /// Elements that the host cannot address, of any dtype.
+    Device(DeviceView<'a>),
 }
 
 /// Elements to write.
@@ -146,6 +161,8 @@ pub enum ViewMut<'a> {
     Bf16(&'a mut [bf16]),
     /// f16 elements.
     F16(&'a mut [f16]),
+    /// Elements that the host cannot address, of any dtype.
+    Device(DeviceViewMut<'a>),
 }
 
 impl<'a> View<'a> {
@@ -168,6 +185,7 @@ impl<'a> View<'a> {
             Self::F32(_) => DType::F32,
             Self::Bf16(_) => DType::Bf16,
             Self::F16(_) => DType::F16,
+            Self::Device(view) => view.dtype(),
         }
     }
 
@@ -177,6 +195,7 @@ impl<'a> View<'a> {
             Self::F32(values) => values.len(),
             Self::Bf16(values) => values.len(),
             Self::F16(values) => values.len(),
+            Self::Device(view) => return view.numel(),
         })
     }
 
@@ -186,15 +205,21 @@ impl<'a> View<'a> {
             Self::F32(values) => Self::F32(&values[range]),
             Self::Bf16(values) => Self::Bf16(&values[range]),
             Self::F16(values) => Self::F16(&values[range]),
+            Self::Device(view) => Self::Device(view.range(range)),
         }
     }
 
     /// The elements' bytes.
+    ///
+    /// # Panics
+    ///
+    /// If they lie on a device.
     pub fn bytes(self) -> &'a [u8] {
         match self {
             Self::F32(values) => bytemuck::cast_slice(values),
             Self::Bf16(values) => bytemuck::cast_slice(values),
             Self::F16(values) => bytemuck::cast_slice(values),
+            Self::Device(view) => panic!("the host reads {view:?}"),
         }
     }
 }
@@ -219,6 +244,7 @@ impl<'a> ViewMut<'a> {
             Self::F32(values) => ViewMut::F32(values),
             Self::Bf16(values) => ViewMut::Bf16(values),
             Self::F16(values) => ViewMut::F16(values),
+            Self::Device(view) => ViewMut::Device(view.reborrow()),
         }
     }
 
@@ -228,6 +254,7 @@ impl<'a> ViewMut<'a> {
             Self::F32(values) => View::F32(values),
             Self::Bf16(values) => View::Bf16(values),
             Self::F16(values) => View::F16(values),
+            Self::Device(view) => View::Device(view.as_view()),
         }
     }
 
@@ -237,15 +264,21 @@ impl<'a> ViewMut<'a> {
             Self::F32(values) => Self::F32(&mut values[range]),
             Self::Bf16(values) => Self::Bf16(&mut values[range]),
             Self::F16(values) => Self::F16(&mut values[range]),
+            Self::Device(view) => Self::Device(view.range(range)),
         }
     }
 
     /// The elements' bytes.
+    ///
+    /// # Panics
+    ///
+    /// If they lie on a device.
     pub fn bytes_mut(self) -> &'a mut [u8] {
         match self {
             Self::F32(values) => bytemuck::cast_slice_mut(values),
             Self::Bf16(values) => bytemuck::cast_slice_mut(values),
             Self::F16(values) => bytemuck::cast_slice_mut(values),
+            Self::Device(view) => panic!("the host writes {view:?}"),
         }
     }
 }

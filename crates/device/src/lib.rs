@@ -1,11 +1,16 @@
-//! Where bytes live and what is computed on them: regions, typed buffers, and the host's kernels.
+//! Where bytes live and what is computed on them: regions, typed buffers, and kernels, the host's
+//! own and those of devices behind a trait.
 //!
 //! This crate knows no ranks, parameters or stages.
 
 mod buffer;
+mod device;
 pub mod kernels;
 #[expect(unsafe_code, reason = "owned raw storage, behind a safe face")]
 mod region;
+mod storage;
 
 pub use buffer::{Buffer, View, ViewMut};
+pub use device::{Device, DeviceMemory, DeviceView, DeviceViewMut};
 pub use region::{Loan, REGION_ALIGN, Region};
+pub use storage::Storage;

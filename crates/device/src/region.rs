@@ -1,7 +1,8 @@
 //! Owned storage: a run of bytes with one owner, wherever it lies.
 //!
 //! A [`Region`] is heap memory, or memory that somebody else mapped (shared between processes, or
-//! a file). Whoever holds the region may read it, and who holds it exclusively may write it.
+//! a file), or a device's. Whoever holds the region may read it, and who holds it exclusively may
+//! write it; a device's through the device alone.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::any::Any;
@@ -12,6 +13,8 @@ use std::sync::Arc;
 
 use oxizero_core::Bytes;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+use crate::DeviceMemory;
 
 /// Every region starts on a multiple of so many bytes: a cache line, and an AVX-512 vector.
 pub const REGION_ALIGN: usize = 64;
@@ -31,6 +34,8 @@ enum Owner {
     Foreign(#[expect(dead_code, reason = "held for its drop")] Box<dyn Any + Send + Sync>),
     /// The memory is another region's, which loans keep alive too.
     Lent(Arc<Region>),
+    /// The memory is not the host's.
+    Device(Box<dyn DeviceMemory>),
 }
 
 /// Keeps a region's memory where it is, also after the region itself is gone: what a foreign
@@ -40,9 +45,14 @@ enum Owner {
 pub struct Loan(Arc<Region>);
 
 impl Loan {
-    /// Where the memory starts.
+    /// Where the memory starts; nowhere if it is a device's.
     pub fn start(&self) -> NonNull<u8> {
         self.0.start
+    }
+
+    /// The device's memory, where it is one's.
+    pub fn device_memory(&self) -> Option<&dyn DeviceMemory> {
+        self.0.device_memory()
     }
 
     /// The memory's size.
@@ -107,6 +117,25 @@ impl Region {
         Self { start, len: bytes.0, owner: Owner::Foreign(owner) }
     }
 
+    /// Memory on a device.
+    pub fn on_device(memory: Box<dyn DeviceMemory>) -> Self {
+        Self { start: dangling(), len: memory.bytes().0, owner: Owner::Device(memory) }
+    }
+
+    /// The device's memory, where it is one's; then the host cannot address the bytes.
+    pub fn device_memory(&self) -> Option<&dyn DeviceMemory> {
+        match &self.owner {
+            Owner::Device(memory) => Some(&**memory),
+            Owner::Lent(region) => region.device_memory(),
+            Owner::Heap | Owner::Mapped | Owner::Foreign(_) => None,
+        }
+    }
+
+    /// Whether it is a device's.
+    pub fn is_on_device(&self) -> bool {
+        self.device_memory().is_some()
+    }
+
     /// Keeps the memory where it is for as long as the loan, or a clone of it, lives.
     pub fn lend(&mut self) -> Loan {
         if let Owner::Lent(memory) = &self.owner {
@@ -129,14 +158,21 @@ impl Region {
         self.len == 0
     }
 
-    /// Where the region starts, for telling which mapping it came from.
+    /// Where the region starts, for telling which mapping it came from; nowhere if it lies on a
+    /// device.
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }
 
     /// All bytes.
+    ///
+    /// # Panics
+    ///
+    /// If they lie on a device.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the region owns `len` initialised bytes from `start` (see the constructors).
+        self.assert_host();
+        // SAFETY: the region owns `len` initialised bytes of the host from `start` (see the
+        // constructors, and the assertion).
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
@@ -145,16 +181,21 @@ impl Region {
     ///
     /// # Panics
     ///
-    /// If the range ends after the region.
+    /// If the range ends after the region, or the region lies on a device.
     pub fn range_mut(&mut self, range: Range<usize>) -> &mut [u8] {
+        self.assert_host();
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
-        // SAFETY: in bounds by the assertion; exclusive, as `self` is borrowed exclusively.
+        // SAFETY: the host's and in bounds by the assertions; exclusive, as `self` is borrowed so.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(range.start), range.len()) }
     }
 
     /// All bytes, for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.range_mut(0..self.len)
+    }
+
+    fn assert_host(&self) {
+        assert!(!self.is_on_device(), "{self:?} is read or written by the host");
     }
 }
 
@@ -170,7 +211,7 @@ impl Drop for Region {
                 let result = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
                 debug_assert!(result.is_ok(), "{result:?}");
             }
-            Owner::Heap | Owner::Foreign(_) | Owner::Lent(_) => {}
+            Owner::Heap | Owner::Foreign(_) | Owner::Lent(_) | Owner::Device(_) => {}
         }
     }
 }
@@ -182,6 +223,7 @@ impl fmt::Debug for Region {
             Owner::Mapped => "mapped",
             Owner::Foreign(_) => "foreign",
             Owner::Lent(_) => "lent",
+            Owner::Device(_) => "device",
         };
         write!(f, "Region({owner}, {})", self.len())
     }

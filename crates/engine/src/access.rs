@@ -137,9 +137,8 @@ impl Engine {
         let divisor = self.begin_read("grad_norms", None)?;
         let norm = self.options.norm;
         let mut parts = vec![0.0; self.specs.len()];
-        let counts = |bucket: &&Bucket| self.groups.counts(bucket.spec().sharing);
-        for bucket in self.buckets.iter().filter(counts) {
-            bucket.measure_each(norm, divisor, &mut parts);
+        for piece in self.measure(divisor).into_iter().filter(|piece| piece.counts) {
+            norm.add(piece.measured, &mut parts[piece.param.0]);
         }
         let bytes: Vec<u8> = parts.iter().flat_map(|part| part.to_le_bytes()).collect();
         let told = self.groups.world().exchange(&bytes).map_err(|error| self.fail(error))?;

@@ -1,12 +1,21 @@
 //! The end of a window: gradients are reduced, judged by all ranks, and applied or forgotten.
 
 use oxizero_core::{Action, BucketId, Event, ParamId};
+use oxizero_device::kernels::Measured;
 
 use crate::bucket::Bucket;
 use crate::engine::{ParamState, Seen};
 use crate::step::{Reduced, Report, SkipReason, StepOutcome, Unscaled, Verdict};
 use crate::window::{Collected, MicroBatch, Window, WindowState};
 use crate::{Engine, EngineError, setup};
+
+/// What one piece of a reduced gradient measures.
+pub(crate) struct MeasuredPiece {
+    /// Whether this rank's is the one that counts, of replicas.
+    pub(crate) counts: bool,
+    pub(crate) param: ParamId,
+    pub(crate) measured: Measured,
+}
 
 /// Whether a step ends the accumulation window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -113,19 +122,35 @@ impl Engine {
     }
 
     fn report(&mut self, reduced: &Reduced) -> Report {
-        let (norm, mut norm_part, mut not_counted) = (self.options.norm, 0.0, 0.0);
-        let bad = |bucket: &Bucket| {
-            let counts = self.groups.counts(bucket.spec().sharing);
-            let part = if counts { &mut norm_part } else { &mut not_counted };
-            bucket.measure(norm, reduced.divisor(), part)
-        };
-        let non_finite = self.buckets.iter().filter_map(bad).min();
+        let (norm, mut norm_part) = (self.options.norm, 0.0);
+        let pieces = self.measure(reduced.divisor());
+        for piece in pieces.iter().filter(|piece| piece.counts) {
+            norm.add(piece.measured, &mut norm_part);
+        }
+        let non_finite = pieces.iter().filter(|piece| !piece.measured.finite);
+        let non_finite = non_finite.map(|piece| piece.param).min();
         Report {
             norm_part,
             non_finite: non_finite.filter(|_| self.options.check_finite),
             refuses: !self.buckets.iter_mut().all(Bucket::is_exclusive),
             hyper: self.hyper.fingerprint(),
         }
+    }
+
+    /// Measures the reduced gradients in this rank's shards, piece by piece; on a device they are
+    /// asked for together.
+    pub(crate) fn measure(&self, divisor: f32) -> Vec<MeasuredPiece> {
+        let (mut pieces, mut grads) = (Vec::new(), Vec::new());
+        for bucket in &self.buckets {
+            let counts = self.groups.counts(bucket.spec().sharing);
+            for (param, grad) in bucket.reduced() {
+                pieces.push((counts, param));
+                grads.push(grad);
+            }
+        }
+        let measured = self.options.norm.measure(&grads, divisor);
+        let piece = |((counts, param), measured)| MeasuredPiece { counts, param, measured };
+        pieces.into_iter().zip(measured).map(piece).collect()
     }
 
     fn check_exclusive(&mut self) -> Result<(), EngineError> {

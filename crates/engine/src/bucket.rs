@@ -9,14 +9,12 @@ use std::sync::Arc;
 
 use oxizero_comm::{CommError, Communicator, Handle};
 use oxizero_core::{
-    BucketSpec, Bytes, DType, Layout, Numel, ParamId, Placement, Precision, RoleBytes, Stage,
-    model_is_master,
+    BucketSpec, Bytes, DType, Layout, Numel, ParamId, Piece, Placement, Precision, RoleBytes,
+    Stage, model_is_master,
 };
-use oxizero_device::Buffer;
-use oxizero_device::kernels;
+use oxizero_device::{Buffer, Storage, View, kernels};
 use oxizero_optim::{Gradient as OptimGradient, Optimizer, Weights};
 
-use crate::Norm;
 use crate::gradient::{Contribution, Gradient, alloc};
 use crate::hyper::ParamUpdate;
 use crate::step::Unscaled;
@@ -32,6 +30,7 @@ pub(crate) struct Bucket {
     writes: Range<usize>,
     model: Model,
     trained: Option<Trained>,
+    storage: Storage,
 }
 
 #[derive(Debug)]
@@ -67,6 +66,7 @@ pub(crate) struct Setting<'a> {
     pub(crate) precision: Precision,
     pub(crate) rule: &'a dyn Optimizer,
     pub(crate) comm: &'a dyn Communicator,
+    pub(crate) storage: &'a Storage,
 }
 
 impl Bucket {
@@ -76,7 +76,7 @@ impl Bucket {
         initial: &Buffer,
         setting: &Setting<'_>,
     ) -> Result<Self, CommError> {
-        let Setting { stage, comm, .. } = *setting;
+        let Setting { stage, comm, storage, .. } = *setting;
         let layout = &spec.layout;
         let shard = layout.shard(comm.rank());
         let alone = stage.optim() == Placement::Replicated && !comm.shares_replicas();
@@ -96,7 +96,8 @@ impl Bucket {
         };
         let trained =
             if spec.trainable { Some(Trained::new(&spec, initial, setting)?) } else { None };
-        let mut bucket = Self { spec, shard, writes, model, trained };
+        let storage = storage.clone();
+        let mut bucket = Self { spec, shard, writes, model, trained, storage };
         bucket.publish(comm)?;
         Ok(bucket)
     }
@@ -115,7 +116,7 @@ impl Bucket {
     pub(crate) fn unshard(&mut self, comm: &dyn Communicator) -> Result<(), CommError> {
         let Model::Sharded { shard, full } = &mut self.model else { return Ok(()) };
         let shard = shard.take().expect("a bucket is unsharded once before it is resharded");
-        let gathered = Buffer::heap(self.spec.layout.padded_numel(), self.spec.dtype);
+        let gathered = self.storage.buffer(self.spec.layout.padded_numel(), self.spec.dtype);
         *full = Full::Gathering(comm.all_gather_into(shard, gathered)?);
         Ok(())
     }
@@ -185,28 +186,16 @@ impl Bucket {
         }
     }
 
-    /// Adds the reduced gradient in this rank's shard to `part` of the norm, piece by piece.
-    /// Returns the first parameter with an element that is not finite.
-    pub(crate) fn measure(&self, norm: Norm, divisor: f32, part: &mut f64) -> Option<ParamId> {
-        let trained = self.trained.as_ref()?;
-        let mut bad = None;
-        for piece in self.spec.layout.pieces(self.shard.clone()) {
-            let grad = trained.grad.view(piece.in_bucket, &self.shard);
-            if !norm.measure(grad, divisor, part) {
-                bad = bad.or(Some(self.spec.params[piece.slot]));
-            }
-        }
-        bad
-    }
-
-    /// Adds each parameter's gradient in this rank's shard to its part of a norm. `parts` go by
-    /// parameter of the model.
-    pub(crate) fn measure_each(&self, norm: Norm, divisor: f32, parts: &mut [f64]) {
-        let Some(trained) = &self.trained else { return };
-        for piece in self.spec.layout.pieces(self.shard.clone()) {
-            let grad = trained.grad.view(piece.in_bucket, &self.shard);
-            norm.measure(grad, divisor, &mut parts[self.spec.params[piece.slot].0]);
-        }
+    /// The reduced gradient in this rank's shard, piece by piece, with the parameters; none of a
+    /// frozen bucket.
+    pub(crate) fn reduced(&self) -> impl Iterator<Item = (ParamId, View<'_>)> {
+        self.trained.iter().flat_map(|trained| {
+            let piece = |piece: Piece| {
+                let param = self.spec.params[piece.slot];
+                (param, trained.grad.view(piece.in_bucket, &self.shard))
+            };
+            self.spec.layout.pieces(self.shard.clone()).map(piece)
+        })
     }
 
     /// The dtype of the accumulator; `None` for a frozen bucket.
@@ -248,12 +237,12 @@ impl Bucket {
                 let (master, model) = match &mut trained.master {
                     Some(master) => {
                         let model = write.then(|| model.range_mut(in_model));
-                        (master.f32_mut(in_owned.clone()), model)
+                        (master.range_mut(in_owned.clone()), model)
                     }
-                    None => (model.f32_mut(in_model), None),
+                    None => (model.range_mut(in_model), None),
                 };
-                let mut states: Vec<&mut [f32]> =
-                    trained.states.iter_mut().map(|s| s.f32_mut(in_owned.clone())).collect();
+                let states = trained.states.iter_mut();
+                let mut states: Vec<_> = states.map(|s| s.range_mut(in_owned.clone())).collect();
                 let values = trained.grad.view(piece.in_bucket, &self.shard);
                 let grad = OptimGradient {
                     values,
@@ -308,43 +297,32 @@ impl Bucket {
 
 impl Trained {
     fn new(spec: &BucketSpec, initial: &Buffer, setting: &Setting<'_>) -> Result<Self, CommError> {
-        let Setting { stage, precision, rule, comm } = *setting;
+        let Setting { stage, precision, rule, comm, storage } = *setting;
         let layout = &spec.layout;
         let owned = owned(stage, layout, comm);
         let numel = Numel(owned.len());
         let master = if !model_is_master(stage, spec.dtype, comm.shares_replicas()) {
-            let mut master = resting(numel);
+            let mut master = storage.resting(numel, DType::F32);
             kernels::cast(initial.range(owned.clone()), master.view_mut());
             Some(master)
         } else {
             None
         };
-        let states = rule.state_names().iter().map(|_| state(rule, numel)).collect();
+        let states = rule.state_names().iter().map(|_| state(rule, numel, storage)).collect();
         let grad = Gradient::new(stage, spec, precision.for_param(spec.dtype), comm)?;
         Ok(Self { owned, master, states, grad })
     }
 }
 
 /// One of the rule's states, before the first update.
-fn state(rule: &dyn Optimizer, numel: Numel) -> Buffer {
-    let mut state = resting(numel);
+fn state(rule: &dyn Optimizer, numel: Numel, storage: &Storage) -> Buffer {
+    let mut state = storage.resting(numel, DType::F32);
     let initial = rule.initial_state();
     if initial != 0.0 {
-        state.f32_mut(0..numel.0).fill(initial);
+        kernels::fill(state.view_mut(), initial);
     }
     state
 }
-
-/// f32 elements that stay for as long as the engine: small ones leave no pages half empty.
-fn resting(numel: Numel) -> Buffer {
-    match numel.bytes(DType::F32).0 {
-        0..MAPPED_FROM => Buffer::heap(numel, DType::F32),
-        _ => Buffer::mapped(numel, DType::F32),
-    }
-}
-
-/// A system's page is a small part of so many bytes.
-const MAPPED_FROM: usize = 1 << 20;
 
 fn owned(stage: Stage, layout: &Layout, comm: &dyn Communicator) -> Range<usize> {
     match stage.optim() {

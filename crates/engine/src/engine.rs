@@ -6,7 +6,7 @@ use oxizero_core::{
     Mesh, ParamId, ParamSpec, PlanInput, Rank, RoleBytes, Schedule, UnitId, WorldSize,
     gradient_paths,
 };
-use oxizero_device::View;
+use oxizero_device::{Storage, View};
 
 use crate::boundary::Boundary;
 use crate::bucket::Bucket;
@@ -15,7 +15,7 @@ use crate::groups::Groups;
 use crate::hyper::HyperParams;
 use crate::ledger::Ledger;
 use crate::model_grads::param_named;
-use crate::options::{EngineOptions, OptimizerSetup};
+use crate::options::EngineOptions;
 use crate::weights::{ParamWeights, UnitWeights};
 use crate::window::{MicroBatch, Window, WindowState};
 use crate::{EngineError, setup};
@@ -31,6 +31,7 @@ use crate::{EngineError, setup};
 /// segments.
 pub struct Engine {
     pub(crate) groups: Groups,
+    pub(crate) storage: Storage,
     pub(crate) options: EngineOptions,
     pub(crate) hyper: HyperParams,
     pub(crate) specs: Vec<ParamSpec>,
@@ -51,7 +52,7 @@ pub struct Engine {
     pub(crate) applied_steps: u64,
     pub(crate) ledger: Ledger,
     /// The first failure of a collective: nothing works after it.
-    failed: Option<CommError>,
+    pub(crate) failed: Option<CommError>,
     /// The traffic before the window began.
     pub(crate) step_start: Traffic,
     pub(crate) step_traffic: Traffic,
@@ -90,55 +91,6 @@ pub(crate) enum Seen {
 }
 
 impl Engine {
-    /// Makes this rank's part of the engine; a collective call.
-    ///
-    /// `order` is the order in which forward uses the units (a tied unit occurs twice). It may be
-    /// empty: buckets are then reduced as their gradients are complete. `initial` writes a
-    /// parameter's initial f32 weights; it is called on rank 0 alone, whose weights are broadcast.
-    /// In a mesh, where ranks hold different weights, it is called on the first rank of those that
-    /// hold the same.
-    pub fn new(
-        specs: Vec<ParamSpec>,
-        order: Vec<UnitId>,
-        options: EngineOptions,
-        optimizer: OptimizerSetup,
-        comm: Box<dyn Communicator>,
-        initial: &mut dyn FnMut(ParamId, &mut [f32]),
-    ) -> Result<Self, EngineError> {
-        let mesh = options.mesh_of(comm.world_size())?;
-        setup::check(&specs, &order, &options, &optimizer, &mesh)?;
-        let scaler = LossScaler::new(options.loss_scaling)?;
-        setup::agree(&specs, &order, &options, &optimizer, &*comm)?;
-        let groups = Groups::new(comm, mesh, &specs)?;
-        let buckets = setup::buckets(&specs, &options, &optimizer, &groups, initial)?;
-        let bucket_specs: Vec<_> = buckets.iter().map(|bucket| bucket.spec().clone()).collect();
-        let mut engine = Self {
-            schedule: Schedule::new(options.stage, &bucket_specs, order.clone()),
-            units: setup::units(&specs, &order),
-            params: setup::params(&specs, &buckets),
-            missing: setup::expected(&specs, &buckets),
-            awaits_end: vec![false; buckets.len()],
-            groups,
-            options,
-            hyper: HyperParams::new(optimizer),
-            specs,
-            order,
-            buckets,
-            window: Window::new(WindowState::Empty),
-            boundary: Boundary::Counted,
-            next_sync: None,
-            scaler,
-            applied_steps: 0,
-            ledger: Ledger::default(),
-            failed: None,
-            step_start: Traffic::default(),
-            step_traffic: Traffic::default(),
-        };
-        engine.step_start = engine.groups.traffic();
-        engine.ledger = Ledger::start(engine.memory(), setup::initial_bytes(&engine.buckets));
-        Ok(engine)
-    }
-
     /// The parameters, as they were given.
     pub fn params(&self) -> &[ParamSpec] {
         &self.specs
@@ -153,6 +105,11 @@ impl Engine {
     /// The communicator of all ranks, for numbers of the caller's own such as the mean loss.
     pub fn communicator(&self) -> &dyn Communicator {
         self.groups.world()
+    }
+
+    /// Where the engine's memory lies, and gradients are taken from.
+    pub fn storage(&self) -> &Storage {
+        &self.storage
     }
 
     /// How the ranks are arranged.

@@ -57,7 +57,7 @@ impl Engine {
         for (reduced, dtype) in self.keys(|bucket| Some(bucket.spec().sharing.reduced)) {
             let members = self.members(reduced, dtype);
             let numel = members.iter().map(|index| self.numel(*index)).sum();
-            let flat = memory.take(numel, dtype);
+            let flat = memory.take(numel, dtype, &self.storage);
             let mut flat = self.gather_grads(reduced, &members, flat)?;
             divide(flat.view_mut(), divisor);
             self.place(&members, new.add(flat), &mut new);
@@ -155,7 +155,7 @@ impl Engine {
     /// This rank's part of a whole tensor.
     fn part_of(&self, param: ParamId, whole: View<'_>) -> Buffer {
         let (mesh, spec) = (self.mesh(), &self.specs[param.0]);
-        let mut part = Buffer::heap(spec.numel(), whole.dtype());
+        let mut part = self.storage.buffer(spec.numel(), whole.dtype());
         let place = mesh.place(mesh.sharing(spec).parts(), self.groups.world().rank());
         for (run, at) in mesh.runs(spec, place) {
             kernels::cast(whole.range(at..at + run.len()), part.range_mut(run));
@@ -252,7 +252,7 @@ impl Engine {
         let ranks = self.mesh().size_over(parts);
         let (stretches, gathered) = self.gather_parts(parts, (&params, dtype), grads)?;
         let whole_numel = |param: &ParamId| self.specs[param.0].numel() * ranks.get();
-        let mut whole = memory.take(params.iter().map(whole_numel).sum(), dtype);
+        let mut whole = memory.take(params.iter().map(whole_numel).sum(), dtype, &self.storage);
         let (mut start, mut places) = (0, Vec::with_capacity(params.len()));
         for param in params {
             for part in ranks.ranks() {
@@ -281,7 +281,8 @@ impl Engine {
     ) -> Result<(Vec<Stretch>, Buffer), EngineError> {
         let (stretches, numel) = grads.stretches(params, self.mesh().size_over(parts));
         let shards = stretches.iter().map(|stretch| stretch.shard(grads)).collect();
-        let (shards, gathered) = self.gather_many(parts, shards, Buffer::heap(numel, dtype))?;
+        let gathered = self.storage.buffer(numel, dtype);
+        let (shards, gathered) = self.gather_many(parts, shards, gathered)?;
         for (stretch, shard) in stretches.iter().zip(shards) {
             stretch.give_back(shard, grads);
         }

@@ -58,7 +58,8 @@ impl Gradient {
         Ok(Self { rest, precision, once, partial, held, shard, reduced: 0 })
     }
 
-    /// Adds one contribution. Returns whether what is stored of it is finite.
+    /// Adds one contribution. Returns whether what is stored of it is finite, as far as is known
+    /// without asking a device.
     pub(crate) fn contribute(
         &mut self,
         contribution: Contribution<'_>,
@@ -161,7 +162,7 @@ impl Gradient {
     fn zero_absent(&self, partial: &mut Buffer, layout: &Layout) {
         for (slot, held) in self.held.iter().enumerate() {
             if *held == 0 {
-                partial.range_mut(layout.slot(slot)).bytes_mut().fill(0);
+                kernels::fill(partial.range_mut(layout.slot(slot)), 0.0);
             }
         }
     }

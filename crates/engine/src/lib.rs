@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod backend;
 mod boundary;
 mod bucket;
 pub mod chain;
@@ -31,6 +32,7 @@ mod weights;
 mod window;
 
 pub use access::Local;
+pub use backend::Backend;
 pub use boundary::Boundary;
 pub use engine::{Engine, GradIn};
 pub use error::EngineError;
@@ -45,7 +47,7 @@ pub use oxizero_core::{
     UnitId, WorldSize,
 };
 pub use oxizero_device::View as GradView;
-pub use oxizero_device::{Buffer, Loan, View, ViewMut};
+pub use oxizero_device::{Buffer, Device, DeviceMemory, Loan, Storage, View, ViewMut};
 pub use oxizero_optim as optim;
 pub use sampler::Sampler;
 pub use step::{SkipReason, StepOutcome};

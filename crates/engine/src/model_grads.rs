@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use oxizero_comm::OwnShard;
 use oxizero_core::{Bytes, DType, Numel, ParamId, ParamSpec, Rank, WorldSize};
-use oxizero_device::{Buffer, View, ViewMut};
+use oxizero_device::{Buffer, Storage, View, ViewMut};
 
 use crate::EngineError;
 
@@ -214,11 +214,12 @@ pub(crate) struct Memory(Vec<Buffer>);
 
 impl Memory {
     /// A buffer whose elements are to be overwritten.
-    pub(crate) fn take(&mut self, numel: Numel, dtype: DType) -> Buffer {
-        let fits = |flat: &Buffer| flat.dtype() == dtype && flat.numel() == numel;
+    pub(crate) fn take(&mut self, numel: Numel, dtype: DType, storage: &Storage) -> Buffer {
+        let fits =
+            |flat: &Buffer| flat.dtype() == dtype && flat.numel() == numel && storage.holds(flat);
         match self.0.iter().position(fits) {
             Some(index) => self.0.swap_remove(index),
-            None => Buffer::heap(numel, dtype),
+            None => storage.buffer(numel, dtype),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The size of a gradient, of which each rank measures its own shards.
 
-use oxizero_device::kernels::Power;
-use oxizero_device::{View, kernels};
+use oxizero_device::View;
+use oxizero_device::kernels::{self, Measure, Measured, Power};
 
 /// What is clipped and reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,22 +18,23 @@ pub enum Norm {
 }
 
 impl Norm {
-    /// Adds the quotients of `grad` and `divisor` to `part`, which starts at 0. Returns whether all
-    /// of them are finite; if not, the part is not either.
-    pub(crate) fn measure(self, grad: View<'_>, divisor: f32, part: &mut f64) -> bool {
-        let power = match self {
-            Self::One => Power::One,
-            Self::Two => Power::Two,
-            Self::Three => Power::Three,
-            Self::Infinity => {
-                let largest = kernels::divided_largest(grad, divisor);
-                *part = larger(*part, f64::from(largest));
-                return largest.is_finite();
-            }
+    /// Measures the quotients of each of `grads` and `divisor`.
+    pub(crate) fn measure(self, grads: &[View<'_>], divisor: f32) -> Vec<Measured> {
+        let measure = match self {
+            Self::One => Measure::Sum(Power::One),
+            Self::Two => Measure::Sum(Power::Two),
+            Self::Three => Measure::Sum(Power::Three),
+            Self::Infinity => Measure::Largest,
         };
-        let powers = kernels::divided_powers(grad, divisor, power);
-        *part += powers.sum;
-        powers.finite
+        kernels::measure(grads, divisor, measure)
+    }
+
+    /// Adds what was measured to `part`, which starts at 0.
+    pub(crate) fn add(self, measured: Measured, part: &mut f64) {
+        match self {
+            Self::Infinity => *part = larger(*part, measured.size),
+            Self::One | Self::Two | Self::Three => *part += measured.size,
+        }
     }
 
     /// The norm of a gradient that was measured in parts.
@@ -63,12 +64,16 @@ mod tests {
             [(Norm::One, 7.0), (Norm::Two, 5.0), (Norm::Three, cube), (Norm::Infinity, 4.0)]
         {
             let mut parts = [0.0; 3];
-            assert!(norm.measure(View::F32(&[6.0]), 2.0, &mut parts[0]));
-            assert!(norm.measure(View::F32(&[0.0, -8.0]), 2.0, &mut parts[2]));
-            assert_eq!(norm.of_parts(parts.into_iter()), expected);
-            assert!(!norm.measure(View::F32(&[1.0, f32::NAN, 2.0]), 2.0, &mut parts[0]));
-            assert!(norm.measure(View::F32(&[3.0]), 2.0, &mut parts[0]));
-            assert!(norm.of_parts(parts.into_iter()).is_nan());
+            let mut add = |values: &[f32], divisor, part: usize| {
+                let measured = norm.measure(&[View::F32(values)], divisor)[0];
+                norm.add(measured, &mut parts[part]);
+                (measured.finite, norm.of_parts(parts.into_iter()))
+            };
+            assert!(add(&[6.0], 2.0, 0).0);
+            assert_eq!(add(&[0.0, -8.0], 2.0, 2), (true, expected));
+            assert!(!add(&[1.0, f32::NAN, 2.0], 2.0, 0).0);
+            let (finite, size) = add(&[3.0], 2.0, 0);
+            assert!(finite && size.is_nan());
         }
     }
 }

@@ -306,7 +306,7 @@ impl Engine {
         let own = overlap(&at, &shard).unwrap_or(shard.start..shard.start);
         let reduced = bucket.spec().sharing.reduced;
         let Some(own) = bucket.take(field, own) else { return Ok(None) };
-        let whole = Buffer::heap(Numel(at.len()), own.buffer.dtype());
+        let whole = self.storage.buffer(Numel(at.len()), own.buffer.dtype());
         let (shards, whole) = self.gather_many(reduced, vec![own], whole)?;
         for shard in shards {
             self.buckets[id.0].give(field, shard);

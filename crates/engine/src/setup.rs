@@ -8,7 +8,7 @@ use oxizero_core::{
     BucketId, BucketSpec, Bytes, ConfigError, DType, Mesh, ParamId, ParamSpec, Rank, UnitId,
     assign_buckets,
 };
-use oxizero_device::Buffer;
+use oxizero_device::{Buffer, Storage, ViewMut};
 
 use crate::EngineError;
 use crate::bucket::{Bucket, Setting};
@@ -113,10 +113,10 @@ pub(crate) fn agree(
 /// those that hold the same.
 pub(crate) fn buckets(
     specs: &[ParamSpec],
-    options: &EngineOptions,
-    optimizer: &OptimizerSetup,
+    (options, optimizer): (&EngineOptions, &OptimizerSetup),
     groups: &Groups,
-    initial: &mut dyn FnMut(ParamId, &mut [f32]),
+    storage: &Storage,
+    initial: &mut dyn FnMut(ParamId, ViewMut<'_>),
 ) -> Result<Vec<Bucket>, CommError> {
     assign_buckets(specs, groups.mesh(), options.bucketing, options.align)
         .into_iter()
@@ -127,6 +127,7 @@ pub(crate) fn buckets(
                 precision: options.precision,
                 rule: &*optimizer.rule,
                 comm: groups.over(spec.sharing.reduced),
+                storage,
             };
             Bucket::new(spec, &initial, &setting)
         })
@@ -136,12 +137,12 @@ pub(crate) fn buckets(
 fn broadcast_initial(
     spec: &BucketSpec,
     comm: &dyn Communicator,
-    initial: &mut dyn FnMut(ParamId, &mut [f32]),
+    initial: &mut dyn FnMut(ParamId, ViewMut<'_>),
 ) -> Result<Buffer, CommError> {
     let mut buffer = alloc(comm, spec.layout.padded_numel(), DType::F32)?;
     if comm.rank() == Rank(0) {
         for (slot, param) in spec.params.iter().enumerate() {
-            initial(*param, buffer.f32_mut(spec.layout.slot(slot)));
+            initial(*param, buffer.range_mut(spec.layout.slot(slot)));
         }
     }
     comm.broadcast(buffer, Rank(0))?.wait()

@@ -20,14 +20,15 @@ pub struct Gradient<'a> {
     pub factor: f32,
 }
 
-/// The weights of the gradient's elements, and what belongs to them.
+/// The weights of the gradient's elements, and what belongs to them, in one memory: the host's for
+/// the rules of this crate, a device's for those of a front-end that computes there.
 #[derive(Debug)]
 pub struct Weights<'a> {
-    /// The master weights.
-    pub master: &'a mut [f32],
-    /// The states, one a name of [`state_names`](crate::Optimizer::state_names), each as long as
-    /// the masters.
-    pub states: &'a mut [&'a mut [f32]],
+    /// The master weights, in f32.
+    pub master: ViewMut<'a>,
+    /// The f32 states, one a name of [`state_names`](crate::Optimizer::state_names), each as long
+    /// as the masters.
+    pub states: &'a mut [ViewMut<'a>],
     /// The model weights, to which the new masters are written, rounded to nearest even. `None`
     /// where the masters are the model weights.
     pub model: Option<ViewMut<'a>>,
@@ -51,18 +52,20 @@ impl Gradient<'_> {
 }
 
 /// Calls `rule` with the gradients, masters and states of a block at a time, in order, and then
-/// writes the block's new masters to the model weights.
+/// writes the block's new masters to the model weights. All of them lie on the host.
 pub(crate) fn update_blocks<const STATES: usize>(
     grad: Gradient<'_>,
     weights: Weights<'_>,
     rule: impl Fn(&[f32], &mut [f32], [&mut [f32]; STATES]),
 ) {
     let Weights { master, states, mut model } = weights;
+    let master = slice(master);
     let numel = master.len();
     assert_eq!(grad.values.numel().0, numel, "the gradient's length is not the master weights'");
     let states: &mut [_; STATES] =
         states.try_into().expect("one state is given for each of the rule's state names");
-    for state in &*states {
+    let mut states = states.each_mut().map(|state| slice(state.reborrow()));
+    for state in &states {
         assert_eq!(state.len(), numel, "a state's length is not the master weights'");
     }
     if let Some(model) = &model {
@@ -79,5 +82,13 @@ pub(crate) fn update_blocks<const STATES: usize>(
         if let Some(model) = &mut model {
             cast(View::F32(master), model.reborrow().range(block));
         }
+    }
+}
+
+/// f32 elements of the host.
+fn slice(values: ViewMut<'_>) -> &mut [f32] {
+    match values {
+        ViewMut::F32(values) => values,
+        other => panic!("a rule of the host updates f32, and was given {:?}", other.as_view()),
     }
 }

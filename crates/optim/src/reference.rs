@@ -64,9 +64,9 @@ impl Case {
                     divisor: self.divisor,
                     factor: self.factor,
                 };
-                let mut states: Vec<_> = parts(&mut states, &part).collect();
+                let mut states: Vec<_> = parts(&mut states, &part).map(ViewMut::F32).collect();
                 let weights = Weights {
-                    master: &mut master[part.clone()],
+                    master: ViewMut::F32(&mut master[part.clone()]),
                     states: &mut states,
                     model: model.as_mut().map(|model| model.range_mut(part)),
                 };

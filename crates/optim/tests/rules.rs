@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should fail")]
 
-use oxizero_device::View;
+use oxizero_device::{View, ViewMut};
 use oxizero_optim::{
     Adagrad, AdagradOptions, Adam, AdamW, Gradient, Hyper, Lion, LionOptions, MomentOptions,
     Momentum, Optimizer, Sgd, Weights,
@@ -40,8 +40,8 @@ impl Element {
     ) {
         self.step += 1;
         let grad = Gradient { values: View::F32(&[value]), divisor, factor };
-        let mut states: Vec<_> = self.states.chunks_mut(1).collect();
-        let master = std::slice::from_mut(&mut self.weight);
+        let mut states: Vec<_> = self.states.chunks_mut(1).map(ViewMut::F32).collect();
+        let master = ViewMut::F32(std::slice::from_mut(&mut self.weight));
         let weights = Weights { master, states: &mut states, model: None };
         optimizer.update(hyper, self.step, grad, weights);
     }
@@ -206,7 +206,12 @@ fn a_nan_is_not_taken_for_zero() {
 #[should_panic(expected = "the gradient's length")]
 fn a_gradient_of_another_length_is_refused() {
     let grad = Gradient { values: View::F32(&[1.0, 2.0]), divisor: 1.0, factor: 1.0 };
-    sgd().update(PLAIN, 1, grad, Weights { master: &mut [0.0], states: &mut [], model: None });
+    sgd().update(
+        PLAIN,
+        1,
+        grad,
+        Weights { master: ViewMut::F32(&mut [0.0]), states: &mut [], model: None },
+    );
 }
 
 #[test]
@@ -214,5 +219,10 @@ fn a_gradient_of_another_length_is_refused() {
 fn missing_states_are_refused() {
     let optimizer = AdamW::new(MomentOptions::default()).unwrap();
     let grad = Gradient { values: View::F32(&[1.0]), divisor: 1.0, factor: 1.0 };
-    optimizer.update(PLAIN, 1, grad, Weights { master: &mut [0.0], states: &mut [], model: None });
+    optimizer.update(
+        PLAIN,
+        1,
+        grad,
+        Weights { master: ViewMut::F32(&mut [0.0]), states: &mut [], model: None },
+    );
 }

@@ -7,6 +7,7 @@ mod compare;
 pub mod drawn;
 pub mod layouts;
 pub mod odd;
+pub mod opaque;
 pub mod oracle;
 mod rounding;
 pub mod trial;

@@ -4,16 +4,17 @@ mod arrangement;
 mod expected;
 
 use oxizero::{
-    Boundary, Engine, EngineError, EngineOptions, GradIn, GradNorms, GroupOptions, ModelGrads,
-    OptimizerSetup, Reduction, Scope, StepOutcome,
+    Backend, Boundary, Engine, EngineError, EngineOptions, GradIn, GradNorms, GroupOptions,
+    ModelGrads, OptimizerSetup, Reduction, Scope, StepOutcome,
 };
 use oxizero_comm::Communicator;
 use oxizero_core::{DType, Numel, ParamId, ParamSpec, UnitId};
-use oxizero_device::{Buffer, View, kernels};
+use oxizero_device::{Buffer, Storage, View, ViewMut, kernels};
 use oxizero_optim::{Adam, AdamW, LrSchedule, MomentOptions, Momentum, OptimError, Optimizer, Sgd};
 
+use crate::opaque::{OnOpaque, Opaque};
 use crate::oracle::{MicroBatch, Pass, Rule};
-use crate::world;
+use crate::{opaque, world};
 
 /// A training: a model, its gradients, and what is asked for.
 #[derive(Clone)]
@@ -120,6 +121,8 @@ pub struct Trained {
 pub struct Member {
     /// Its communicator.
     pub comm: Box<dyn Communicator>,
+    /// Where its memory lies.
+    pub storage: Storage,
     /// Its update rule.
     pub rule: Box<dyn Optimizer>,
     /// What it is told of the parameters.
@@ -174,7 +177,19 @@ impl Trial {
 
     /// What the engine of a rank is made of.
     pub fn member(&self, comm: Box<dyn Communicator>) -> Result<Member, OptimError> {
-        Ok(Member { comm, rule: optimizer(self.rule)?, specs: self.specs.clone() })
+        let (storage, specs) = (Storage::Host, self.specs.clone());
+        Ok(Member { comm, storage, rule: optimizer(self.rule)?, specs })
+    }
+
+    /// The same on a device that the host cannot look into.
+    pub fn member_on(
+        &self,
+        device: &Opaque,
+        comm: Box<dyn Communicator>,
+    ) -> Result<Member, OptimError> {
+        let Backend { storage, communicator } = device.backend(comm);
+        let member = self.member(communicator)?;
+        Ok(Member { storage, rule: Box::new(OnOpaque(member.rule)), ..member })
     }
 
     /// Trains with an engine that is made of something else than [`member`](Self::member) says.
@@ -212,17 +227,21 @@ impl Trial {
         self.start_of(self.member(comm)?)
     }
 
-    fn start_of(&self, Member { comm, rule, specs }: Member) -> Result<Engine, EngineError> {
+    /// An engine that is made of something else, and has not trained yet.
+    pub fn start_of(&self, member: Member) -> Result<Engine, EngineError> {
+        let Member { comm, storage, rule, specs } = member;
         let optimizer = OptimizerSetup {
             rule,
             groups: self.groups.clone(),
             schedule: LrSchedule::constant(self.warmup_steps),
         };
         let rank = comm.rank().0;
-        let mut initial = |param: ParamId, weights: &mut [f32]| {
-            weights.copy_from_slice(&self.initial_of(param.0, self.instance(param.0, rank)));
+        let mut initial = |param: ParamId, weights: ViewMut<'_>| {
+            let values = self.initial_of(param.0, self.instance(param.0, rank));
+            kernels::cast(View::F32(&values), weights);
         };
-        Engine::new(specs, self.order(), self.options.clone(), optimizer, comm, &mut initial)
+        let (options, backend) = (self.options.clone(), Backend { storage, communicator: comm });
+        Engine::on_backend(specs, self.order(), options, optimizer, backend, &mut initial)
     }
 
     /// Runs one window as a front-end does, and returns the gradients that it read.
@@ -323,7 +342,8 @@ impl Trial {
                 let at = At { param: param.param.0, rank, ..at };
                 for mut grad in (self.backward)(at, &to_f32(param.view())) {
                     grad.iter_mut().for_each(|grad| *grad *= loss_scale.get());
-                    let values = View::F32(&grad);
+                    let on_device = opaque::given(engine.storage(), &grad);
+                    let values = on_device.as_ref().map_or(View::F32(&grad), Buffer::view);
                     engine.grad_ready(param.param, GradIn { values, loss_scale })?;
                 }
             }

@@ -75,6 +75,7 @@ fn write(target: ViewMut<'_>, values: &[f32]) {
         ViewMut::F16(target) => {
             target.iter_mut().zip(values).for_each(|(t, v)| *t = half::f16::from_f32(*v));
         }
+        ViewMut::Device(_) => unreachable!("burn's tensors lie on the host"),
     }
 }
 
@@ -109,6 +110,7 @@ impl GradSink for Grads {
             GradView::F32(values) => values.to_vec(),
             GradView::Bf16(values) => values.iter().map(|v| v.to_f32()).collect(),
             GradView::F16(values) => values.iter().map(|v| v.to_f32()).collect(),
+            GradView::Device(_) => unreachable!("burn's tensors lie on the host"),
         };
         self.log.push((self.unit, index, grad.dtype()));
         if self.sums.len() <= self.unit {

@@ -53,6 +53,7 @@ pub(crate) fn fill(
         ViewMut::F16(all) => {
             all.iter_mut().zip(indices).for_each(|(x, i)| *x = f16::from_f32(value(i)));
         }
+        ViewMut::Device(_) => unreachable!("these back ends are the host's"),
     }
 }
 
@@ -61,6 +62,7 @@ pub(crate) fn values(buffer: &Buffer) -> Vec<f32> {
         oxizero_device::View::F32(all) => all.to_vec(),
         oxizero_device::View::Bf16(all) => all.iter().map(|x| x.to_f32()).collect(),
         oxizero_device::View::F16(all) => all.iter().map(|x| x.to_f32()).collect(),
+        oxizero_device::View::Device(_) => unreachable!("these back ends are the host's"),
     }
 }
 

@@ -1,13 +1,14 @@
 //! From one dtype to another.
 
-use half::bf16;
 use half::slice::HalfFloatSliceExt;
-use oxizero_core::Numel;
+use half::{bf16, f16};
+use oxizero_core::{DType, Numel};
 
-use super::{BLOCK, blocks};
-use crate::{Buffer, View, ViewMut};
+use super::{BLOCK, HANDED_ON, blocks, of_device};
+use crate::{Buffer, DeviceView, DeviceViewMut, View, ViewMut};
 
-/// Copies `source` into `target`, rounding to nearest even where the target is narrower.
+/// Copies `source` into `target`, rounding to nearest even where the target is narrower. One may
+/// lie on a device and the other on the host; then elements that are rounded are so on the host.
 ///
 /// Between equal dtypes the bits are copied. Else a NaN stays a NaN of the same sign, made quiet;
 /// what is too large becomes infinite.
@@ -18,6 +19,8 @@ use crate::{Buffer, View, ViewMut};
 pub fn cast(source: View<'_>, target: ViewMut<'_>) {
     assert_eq!(source.numel(), target.as_view().numel(), "a cast between different lengths");
     match (source, target) {
+        (View::Device(source), target) => cast_from_device(source, target),
+        (source, ViewMut::Device(target)) => cast_to_device(source, target),
         (View::F32(source), ViewMut::F32(target)) => target.copy_from_slice(source),
         (View::Bf16(source), ViewMut::Bf16(target)) => target.copy_from_slice(source),
         (View::F16(source), ViewMut::F16(target)) => target.copy_from_slice(source),
@@ -34,14 +37,58 @@ pub fn cast(source: View<'_>, target: ViewMut<'_>) {
     }
 }
 
+fn cast_from_device(source: DeviceView<'_>, target: ViewMut<'_>) {
+    let device = source.device();
+    match target {
+        ViewMut::Device(target) => device.cast(source, target),
+        target if target.as_view().dtype() == source.dtype() => device.read(source, target),
+        target => {
+            let mut read = Buffer::heap(source.numel(), source.dtype());
+            device.read(source, read.view_mut());
+            cast(read.view(), target);
+        }
+    }
+}
+
+fn cast_to_device(source: View<'_>, target: DeviceViewMut<'_>) {
+    let (device, dtype) = (target.device(), target.as_view().dtype());
+    if source.dtype() == dtype {
+        return device.write(source, target);
+    }
+    let mut rounded = Buffer::heap(source.numel(), dtype);
+    cast(source, rounded.view_mut());
+    device.write(rounded.view(), target);
+}
+
+/// Overwrites the elements with `value`, rounded to nearest even.
+pub fn fill(target: ViewMut<'_>, value: f32) {
+    match target {
+        ViewMut::F32(target) => target.fill(value),
+        ViewMut::Bf16(target) => target.fill(bf16::from_f32(value)),
+        ViewMut::F16(target) => target.fill(f16::from_f32(value)),
+        ViewMut::Device(target) => target.device().fill(target, value),
+    }
+}
+
 /// Copies those elements of `source` into `target` that the target's would not be rounded to: what
 /// somebody else wrote beside an f32 copy. The others keep their precision.
 ///
 /// # Panics
 ///
-/// If the lengths differ.
-pub fn adopt(source: View<'_>, target: &mut [f32]) {
-    assert_eq!(source.numel().0, target.len(), "adopted elements of another length");
+/// If the lengths differ, or the target is not f32.
+pub fn adopt(source: View<'_>, target: ViewMut<'_>) {
+    assert_eq!(source.numel(), target.as_view().numel(), "adopted elements of another length");
+    match target {
+        ViewMut::F32(target) => adopt_on_host(source, target),
+        ViewMut::Device(target) if target.as_view().dtype() == DType::F32 => {
+            let source = of_device(source);
+            source.device().adopt(source, target);
+        }
+        other => panic!("{} elements adopt others", other.as_view().dtype()),
+    }
+}
+
+fn adopt_on_host(source: View<'_>, target: &mut [f32]) {
     let mut rounded = Buffer::heap(Numel(BLOCK.min(target.len())), source.dtype());
     let mut scratch = [[0.0; BLOCK]; 2];
     for block in blocks(target.len()) {
@@ -78,6 +125,7 @@ pub(super) fn widen(source: View<'_>, target: &mut [f32]) {
             }
         }
         View::F16(source) => source.convert_to_f32_slice(target),
+        View::Device(_) => unreachable!("{HANDED_ON}"),
     }
 }
 
@@ -91,6 +139,7 @@ pub(super) fn narrow(source: &[f32], target: ViewMut<'_>) {
             }
         }
         ViewMut::F16(target) => target.convert_from_f32_slice(source),
+        ViewMut::Device(_) => unreachable!("{HANDED_ON}"),
     }
 }
 

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use super::cast::{as_f32, narrow, widen};
-use super::{BLOCK, blocks};
+use super::{BLOCK, HANDED_ON, blocks, of_device};
 use crate::{View, ViewMut};
 
 /// Partial sums of powers that run beside each other, so that additions need not wait for the one
@@ -34,7 +34,52 @@ pub enum Power {
     Three,
 }
 
-/// Divides each element by `divisor` in registers, and returns the powers of the quotients.
+/// What is asked of a gradient's quotients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measure {
+    /// The sum of their powers.
+    Sum(Power),
+    /// The largest magnitude.
+    Largest,
+}
+
+/// What was asked, of one gradient.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Measured {
+    /// The sum or magnitude.
+    pub size: f64,
+    /// Whether every quotient is finite; if not, the size is not either.
+    pub finite: bool,
+}
+
+/// Divides each element of each gradient by `divisor` in registers, and says of each gradient what
+/// is asked of the quotients. Those of a device take one read of it for all of them.
+///
+/// # Panics
+///
+/// If some of the gradients lie on a device and some do not.
+pub fn measure(grads: &[View<'_>], divisor: f32, measure: Measure) -> Vec<Measured> {
+    if let Some(View::Device(first)) = grads.first() {
+        let device = first.device();
+        let grads: Vec<_> = grads.iter().map(|grad| of_device(*grad)).collect();
+        let sizes = device.measure(&grads, divisor, measure).into_iter();
+        return sizes.map(|size| Measured { size, finite: size.is_finite() }).collect();
+    }
+    let of = |grad: &View<'_>| match measure {
+        Measure::Sum(power) => {
+            let Powers { sum: size, finite } = divided_powers(*grad, divisor, power);
+            Measured { size, finite }
+        }
+        Measure::Largest => {
+            let size = divided_largest(*grad, divisor);
+            Measured { size: f64::from(size), finite: size.is_finite() }
+        }
+    };
+    grads.iter().map(of).collect()
+}
+
+/// Divides each element by `divisor` in registers, and returns the powers of the quotients. The
+/// elements lie on the host; see [`measure`].
 pub fn divided_powers(grad: View<'_>, divisor: f32, power: Power) -> Powers {
     match power {
         Power::One => sum_of(grad, divisor, magnitude),
@@ -77,7 +122,8 @@ fn magnitude(value: f32) -> f64 {
 }
 
 /// Divides each element by `divisor` in registers, and returns the largest magnitude of the
-/// quotients: 0 of none, infinite if one is, and NaN if one is.
+/// quotients: 0 of none, infinite if one is, and NaN if one is. The elements lie on the host; see
+/// [`measure`].
 pub fn divided_largest(grad: View<'_>, divisor: f32) -> f32 {
     // Without the sign, the bits of floats are ordered as they are, and NaN above them all.
     let magnitude = |value: &f32| (value / divisor).to_bits() & 0x7FFF_FFFF;
@@ -105,6 +151,7 @@ pub(super) fn all_finite(values: View<'_>) -> bool {
             let bits = values.iter().map(|value| value.to_bits() & 0x7FFF);
             bits.fold(0, u16::max) < f16::INFINITY.to_bits()
         }
+        View::Device(_) => unreachable!("{HANDED_ON}"),
     }
 }
 
@@ -115,8 +162,10 @@ fn square(value: f32) -> f64 {
 
 /// Divides each element by `divisor` where it lies, rounding once to `grad`'s dtype.
 pub fn divide(mut grad: ViewMut<'_>, divisor: f32) {
-    if let ViewMut::F32(values) = grad {
-        return divide_each(values, divisor);
+    match grad {
+        ViewMut::F32(values) => return divide_each(values, divisor),
+        ViewMut::Device(grad) => return grad.device().divide(grad, divisor),
+        ViewMut::Bf16(_) | ViewMut::F16(_) => {}
     }
     let mut wide = [0.0; BLOCK];
     for block in blocks(grad.as_view().numel().0) {

@@ -1,4 +1,5 @@
-//! Host kernels in plain Rust, written so that the compiler vectorises them.
+//! Kernels: the host's, in plain Rust, written so that the compiler vectorises them; elements on a
+//! device are handed to that.
 //!
 //! Arithmetic is in f32 (squares add in f64) and rounds once, to nearest even, on the way into
 //! storage. Elements of 16 bits are widened a block at a time, on the stack. A kernel never looks
@@ -8,13 +9,18 @@ mod cast;
 mod divide;
 mod sum;
 
-pub use cast::{adopt, cast};
-pub use divide::{Power, Powers, divide, divided_largest, divided_powers, divided_squares};
+pub use cast::{adopt, cast, fill};
+pub use divide::{
+    Measure, Measured, Power, Powers, divide, divided_largest, divided_powers, divided_squares,
+    measure,
+};
 pub use sum::{Combine, accumulate, tree_sum};
 
 use std::ops::Range;
 
 use oxizero_core::DType;
+
+use crate::{DeviceView, View};
 
 /// Elements that are widened at once. A few blocks of f32 fit in a core's first-level cache.
 const BLOCK: usize = 512;
@@ -27,6 +33,21 @@ pub fn holds(dtype: DType, narrow: DType) -> bool {
 /// The ranges of at most [`BLOCK`] elements that tile `0..numel`, in order.
 fn blocks(numel: usize) -> impl Iterator<Item = Range<usize>> {
     (0..numel).step_by(BLOCK).map(move |start| start..numel.min(start + BLOCK))
+}
+
+/// Why the host's loops meet no elements on a device.
+const HANDED_ON: &str = "a kernel hands a device's elements on";
+
+/// The elements of an operand whose other operands lie on a device.
+///
+/// # Panics
+///
+/// If they lie on the host: only casts move elements between the two.
+fn of_device(view: View<'_>) -> DeviceView<'_> {
+    match view {
+        View::Device(view) => view,
+        view => panic!("{} elements of the host in a device's kernel", view.numel()),
+    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::cast::{as_f32, narrow, widen};
 use super::divide::all_finite;
-use super::{BLOCK, blocks, cast};
+use super::{BLOCK, blocks, cast, of_device};
 use crate::{View, ViewMut};
 
 /// What becomes of the elements that were in an output.
@@ -17,7 +17,7 @@ pub enum Combine {
 }
 
 /// Puts `source` into `target`: over it, or added to it in f32, rounding once. Returns whether
-/// every element of `target` is finite then.
+/// every element of `target` is finite then; on a device, which would have to be asked, `true`.
 ///
 /// # Panics
 ///
@@ -25,6 +25,13 @@ pub enum Combine {
 pub fn accumulate(source: View<'_>, mut target: ViewMut<'_>, combine: Combine) -> bool {
     let numel = source.numel();
     assert_eq!(numel, target.as_view().numel(), "a source and its target differ in length");
+    if let ViewMut::Device(_) = target {
+        match combine {
+            Combine::Assign => cast(source, target),
+            Combine::Add => tree_sum(&[source], target, combine),
+        }
+        return true;
+    }
     let mut finite = true;
     for block in blocks(numel.0) {
         let (source, mut target) = (source.range(block.clone()), target.reborrow().range(block));
@@ -51,6 +58,10 @@ pub fn tree_sum(inputs: &[View<'_>], mut target: ViewMut<'_>, combine: Combine) 
     assert!(!inputs.is_empty(), "a sum of no inputs");
     for (index, input) in inputs.iter().enumerate() {
         assert_eq!(input.numel(), numel, "input {index} of a sum and its target differ in length");
+    }
+    if let ViewMut::Device(target) = target {
+        let inputs: Vec<_> = inputs.iter().map(|input| of_device(*input)).collect();
+        return inputs[0].device().tree_sum(&inputs, target, combine);
     }
     let mut sum = [0.0; BLOCK];
     for block in blocks(numel.0) {

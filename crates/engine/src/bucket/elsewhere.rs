@@ -47,7 +47,7 @@ impl Bucket {
             // Padding is never read.
             for piece in self.spec.layout.pieces(owned.clone()) {
                 let at = offset(&piece.in_bucket, owned.start);
-                kernels::adopt(full.range(piece.in_bucket), master.f32_mut(at));
+                kernels::adopt(full.range(piece.in_bucket), master.range_mut(at));
             }
         }
     }

@@ -143,7 +143,7 @@ impl Bucket {
         if let (Some(master), Some(range)) = (&mut trained.master, overlap(&at, &owned)) {
             kernels::adopt(
                 weights.range(range.clone()),
-                master.f32_mut(offset(&range, owned.start)),
+                master.range_mut(offset(&range, owned.start)),
             );
         }
     }

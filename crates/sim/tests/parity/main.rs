@@ -6,6 +6,7 @@
 mod drawn;
 mod groups;
 mod loss_scales;
+mod opaque;
 mod windows;
 
 use std::time::Duration;
