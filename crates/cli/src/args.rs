@@ -1,5 +1,6 @@
 //! The command line. A flag overrides the configuration's field.
 
+use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -38,6 +39,13 @@ pub(crate) enum Command {
     Parity(ParityArguments),
     /// Train small models to answer a question, and write a page with tables and a chart.
     Experiment(ExperimentArguments),
+    /// Start a script of yours as several ranks, with the environment that torchrun sets.
+    #[command(disable_help_flag = true)]
+    Launch {
+        /// Read by the launcher; `oxizero launch --help` shows them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<OsString>,
+    },
 }
 
 /// `oxizero train`.

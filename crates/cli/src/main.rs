@@ -18,6 +18,8 @@ mod run_folder;
 mod setup;
 mod trainer;
 
+use std::env;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -44,11 +46,18 @@ fn main() -> ExitCode {
         Command::Parity(arguments) => parity::run(&arguments),
         Command::Experiment(arguments) => experiment::run(&arguments),
         Command::Bench(arguments) => arguments.jobs().and_then(bench_all),
+        Command::Launch { words } => return launch_program(words),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => error.report(),
     }
+}
+
+/// Ranks of another program; the interpreter of Python's scripts is `$PYTHON`, or `python3`.
+fn launch_program(words: Vec<OsString>) -> ExitCode {
+    let python = env::var_os("PYTHON").unwrap_or_else(|| "python3".into());
+    ExitCode::from(oxizero_launch::launch(words, &python))
 }
 
 /// A bench that came to a bad result does not keep the next from running; anything else does.
