@@ -185,6 +185,12 @@ impl Engine {
         roles.map(|(role, bytes)| (role, bytes.0)).to_vec()
     }
 
+    /// The most bytes that this rank held at one moment.
+    #[getter]
+    fn peak_memory(&self) -> usize {
+        self.lock().engine.peak_memory_total().0
+    }
+
     /// Tells the optimizer's groups, as they are from the next step on.
     fn set_groups(&self, groups: Vec<Group>) -> PyResult<()> {
         let inner = &mut *self.lock();

@@ -11,6 +11,7 @@ mod config;
 mod engine;
 mod error;
 mod gathered;
+mod launch;
 mod optimizer;
 mod setup;
 #[expect(unsafe_code, reason = "memory that torch and the engine share, behind a safe face")]
@@ -29,4 +30,6 @@ mod _oxizero {
     use crate::engine::Engine;
     #[pymodule_export]
     use crate::error::{CommError, ConfigError, EngineError};
+    #[pymodule_export]
+    use crate::launch::command;
 }
