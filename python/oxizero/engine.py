@@ -68,7 +68,7 @@ class Engine(torch.nn.Module):
         del described
         self._sharded = None
         if config.stage == 3:
-            self._sharded = Sharded(self._core, self._weights, found)
+            self._sharded = Sharded(self._core, self._weights, found, module)
         else:
             self._weights.alias(self._core)
         self._broadcast_buffers()
@@ -207,7 +207,7 @@ class Engine(torch.nn.Module):
         return self._place.size
 
     def state_dict(self, *args, **kwargs):
-        """The model's own, which is whole on every rank."""
+        """The model's own, which is whole on every rank; in stage 3 a collective call."""
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args, **kwargs):
@@ -216,10 +216,13 @@ class Engine(torch.nn.Module):
 
     def destroy(self):
         """Lets go of the model, which keeps its weights and trains as any other from then on, and
-        leaves the world."""
+        leaves the world; a collective call."""
         for hook in self._hooks:
             hook.remove()
         registry.remove(self._weights.params)
+        if self._sharded is not None:
+            self._sharded.dissolve()
+            self._sharded = None
         self._core = None
 
     def _take(self, index, param):
@@ -264,6 +267,8 @@ class Engine(torch.nn.Module):
 
     def _forget_pass(self):
         self._in_pass, self._pass_scale = False, None
+        if self._sharded is not None:
+            self._sharded.reset()
 
     def _broadcast_buffers(self):
         others = [buffer for buffer in self.module.buffers() if buffer.numel() > 0]

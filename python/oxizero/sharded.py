@@ -1,9 +1,8 @@
 """Stage 3: each rank keeps a shard of the weights, which are whole only while a module runs.
 
-Every bucket has one storage of torch's, in which its parameters lie. A module's hooks have the
-engine gather into it before forward and free it after; two identities in the autograd graph, around
-what the module computes, do the same in backward. So all ranks gather the same in the same order if
-they run the same modules, which the engine checks.
+Every bucket has one storage of torch's, in which its parameters lie. The engine gathers into it,
+and it is freed again; parameters stay the same tensors. All ranks gather the same in the same order
+if they run the same modules, which the engine checks.
 """
 
 import weakref
@@ -12,11 +11,10 @@ import torch
 
 from oxizero import guard
 from oxizero._oxizero import EngineError
-from oxizero.nested import mapped
+from oxizero.calls import Uses, hold, let_go
 from oxizero.splits import local
+from oxizero.units import Unit
 from oxizero.weights import capsule
-
-_queue_callback = torch.autograd.Variable._execution_engine.queue_callback
 
 
 class Bucket:
@@ -40,13 +38,10 @@ class Bucket:
         if self._holds == 0 and self._bytes > 0:
             guard.allocate(self._storage, self._bytes)
             try:
-                self._core.gather(self.index, capsule(self.flat))
-            except EngineError as error:
+                self._named(self._core.gather, self.index, capsule(self.flat))
+            except BaseException:
                 self._free()
-                raise type(error)(
-                    f"while gathering `{self.names[0]}`: {error}; a module that some ranks skip is "
-                    "declared with oxizero.utils.set_z3_leaf_modules"
-                ) from error
+                raise
             self._versions = [param._version for param in self.params]
         self._holds += 1
 
@@ -64,6 +59,24 @@ class Bucket:
                 "lost; write to it inside oxizero.zero.GatheredParameters(params, modifier_rank=0)"
             )
 
+    def await_grads_end(self):
+        """Its gradients are complete when `grads_end` says so."""
+        self._core.await_grads_end(self.index)
+
+    def grads_end(self):
+        """No more gradients of it come in this pass; it is reduced in its turn."""
+        self._named(self._core.grads_end, self.index)
+
+    def _named(self, call, *args):
+        """Calls the engine; an error says for which parameters."""
+        try:
+            call(*args)
+        except EngineError as error:
+            raise type(error)(
+                f"{error} (in the turn of `{self.names[0]}`; a module that some ranks skip, or use "
+                "parts of, is declared with oxizero.utils.set_z3_leaf_modules)"
+            ) from error
+
     def written(self):
         """The names of parameters that were written since they were gathered."""
         pairs = zip(self.params, self._versions, self.names, strict=True)
@@ -74,9 +87,15 @@ class Bucket:
         self._core.take_over_gathered(self.index, capsule(self.flat))
         self._versions = [param._version for param in self.params]
 
+    def discard(self):
+        """What was written is lost, and is to be."""
+        self._versions = [param._version for param in self.params]
+
     def holds(self, tensor):
         """Whether a tensor lies in the bucket's memory."""
-        return tensor.untyped_storage()._cdata == self._storage._cdata
+        tensor = local(tensor)
+        is_plain = tensor.layout == torch.strided and tensor.device == self.flat.device
+        return is_plain and tensor.untyped_storage()._cdata == self._storage._cdata
 
     def is_held(self):
         """Whether the parameters are whole."""
@@ -92,221 +111,83 @@ class Bucket:
                     "initialize()"
                 )
 
+    def dissolve(self):
+        """Leaves every parameter whole, in memory of its own; a collective call."""
+        self.hold()
+        whole = [param.detach().clone() for param in self.params]
+        self.let_go()
+        for param, data in zip(self.params, whole, strict=True):
+            param.data = data
+
     def _free(self):
         if self._bytes > 0:
-            name = self.names[0] if len(self.names) == 1 else f"{self.names[0]}` and others `"
+            names = f"`{self.names[0]}`" + (" and others" if len(self.names) > 1 else "")
             guard.free(
                 self._storage,
-                f"the weights of `{name}` are sharded, and whole only while their module runs; use "
-                "oxizero.zero.GatheredParameters, or oxizero.utils.safe_get_full_fp32_param",
+                f"the weights of {names} are sharded, and whole only while their module runs; use "
+                "oxizero.zero.GatheredParameters or register_external_parameter",
             )
-
-
-def hold(buckets):
-    """Has all of these whole, or none."""
-    held = []
-    try:
-        for bucket in buckets:
-            bucket.hold()
-            held.append(bucket)
-    except BaseException:
-        let_go(held)
-        raise
-
-
-def let_go(buckets):
-    """Gives all of these up, and then says what was wrong with the first."""
-    errors = []
-    for bucket in buckets:
-        try:
-            bucket.let_go()
-        except EngineError as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
-
-
-class _Entry(torch.autograd.Function):
-    """Identity of a module's inputs: in backward the module has ended."""
-
-    @staticmethod
-    def forward(ctx, call, *tensors):
-        ctx.call = call
-        ctx.set_materialize_grads(False)
-        return tuple(tensor.detach() for tensor in tensors)
-
-    @staticmethod
-    def backward(ctx, *grads):
-        ctx.call.end()
-        return None, *grads
-
-
-class _Exit(torch.autograd.Function):
-    """Identity of a module's outputs: in backward the module begins."""
-
-    @staticmethod
-    def forward(ctx, call, *tensors):
-        ctx.call = call
-        ctx.set_materialize_grads(False)
-        return tuple(tensor.detach() for tensor in tensors)
-
-    @staticmethod
-    def backward(ctx, *grads):
-        ctx.call.begin()
-        return None, *grads
-
-
-class _Call:
-    """One use of a unit, in forward and in the backward passes through it."""
-
-    def __init__(self, unit):
-        self.unit = unit
-        self.inputs = []
-        self._is_held = False
-
-    def enter(self, args, kwargs):
-        """The inputs, so that backward tells when it has left the module."""
-        inputs = [*args, *kwargs.values()]
-        wanted = [tensor for tensor in inputs if _in_graph(tensor)]
-        if not wanted:
-            return args, kwargs
-        new = dict(zip(map(id, wanted), _Entry.apply(self, *wanted), strict=True))
-        self.inputs = [(tensor, tensor._version) for tensor in new.values()]
-        return (
-            tuple(new.get(id(value), value) for value in args),
-            {name: new.get(id(value), value) for name, value in kwargs.items()},
-        )
-
-    def leave(self, output):
-        """The outputs, so that backward tells when it enters the module."""
-        for tensor, version in self.inputs:
-            if tensor._version != version:
-                raise EngineError(
-                    f"module `{self.unit.name}` changes its input in place, which its caller's "
-                    "graph cannot see in stage 3; make a new tensor, as in x = x + y"
-                )
-        output = mapped(output, self.unit.outlives)
-        wanted = []
-        mapped(output, lambda tensor: wanted.append(tensor) if _in_graph(tensor) else None)
-        if not wanted:
-            return output
-        new = dict(zip(map(id, wanted), _Exit.apply(self, *wanted), strict=True))
-        return mapped(output, lambda tensor: new.get(id(tensor)))
-
-    def begin(self):
-        """Backward comes to the module."""
-        if not self._is_held:
-            self.unit.hold()
-            self._is_held = True
-            # Where no input has a gradient, or not all of backward is run.
-            _queue_callback(self.end_late)
-            if not self.inputs:
-                self.unit.waiting.append(self)
-
-    def end(self):
-        """Backward has left the module."""
-        self.end_late()
-        self.unit.ended(self)
-
-    def end_late(self):
-        """Lets go of the weights if nobody has."""
-        if self._is_held:
-            self._is_held = False
-            self.unit.let_go()
-
-
-class _Sharded:
-    """A unit's buckets, and its calls."""
-
-    def __init__(self, unit, buckets, core):
-        self.name = unit.name or type(unit.module).__name__
-        self.buckets = buckets
-        self.waiting = []
-        self._calls = []
-        self._core = core
-
-    def hold(self):
-        hold(self.buckets)
-
-    def let_go(self):
-        let_go(self.buckets)
-
-    def outlives(self, tensor):
-        """A copy of an output that lies in memory that is about to be freed."""
-        lies_here = any(bucket.holds(tensor) for bucket in self.buckets)
-        return tensor.clone() if lies_here else None
-
-    def before(self, args, kwargs):
-        self.hold()
-        call = _Call(self)
-        self._calls.append(call)
-        return call.enter(args, kwargs) if torch.is_grad_enabled() else None
-
-    def after(self, output):
-        if not self._calls:
-            return None
-        call = self._calls.pop()
-        try:
-            return call.leave(output)
-        finally:
-            self.let_go()
-
-    def ended(self, call):
-        pass
-
-
-def _in_graph(value):
-    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 class Sharded:
     """The parameters of a model whose weights rest sharded."""
 
-    def __init__(self, core, weights, units):
-        self._core = core
-        index_of = {id(param): index for index, param in enumerate(weights.params)}
+    def __init__(self, core, weights, units, root):
         self.buckets = [
             Bucket(core, index, told, weights.params, weights.names)
             for index, told in enumerate(core.buckets)
         ]
+        self._index_of = {id(param): index for index, param in enumerate(weights.params)}
         self._bucket_of = {
-            id(weights.params[param]): self.buckets[index]
-            for index, told in enumerate(core.buckets)
-            for param, _ in told["params"]
+            index: bucket
+            for bucket, told in zip(self.buckets, core.buckets, strict=True)
+            for index, _ in told["params"]
         }
         self._trained = [local(param) for _, param in weights.trained()]
         self._arrived = set()
-        self._hooks, self._units = [], []
+        self._hooks, self._uses = [], {}
         for unit in units:
-            params = [param for param in unit.params if id(param) in index_of]
-            buckets = {self._bucket_of[id(param)].index: None for param in params}
-            sharded = _Sharded(unit, [self.buckets[index] for index in sorted(buckets)], core)
-            sharded.trained = {
-                index_of[id(param)] for param in params if self._bucket_of[id(param)].trained
-            }
-            self._units.append(sharded)
-            self._hooks += _hooked(unit.module, weakref.ref(sharded))
+            self._watch(unit)
+        for module in root.modules():
+            buckets = self._buckets_of(module.parameters(recurse=False))
+            if buckets:
+                self._hooks += _kept_whole(module, buckets)
 
     def bucket_of(self, param):
         """The bucket of a parameter that the engine holds."""
-        return self._bucket_of[id(param)]
+        return self._bucket_of[self._index_of[id(param)]]
+
+    def use(self, module, param):
+        """The module's forward uses that parameter too, from its next call on."""
+        uses = self._uses.get(id(module))
+        if uses is None:
+            self._watch(Unit("", module, False, [param]))
+        else:
+            uses.buckets = self._sorted([*uses.buckets, self.bucket_of(param)])
+            if self.bucket_of(param).trained:
+                uses.trained.add(self._index_of[id(param)])
 
     def arrived(self, index):
-        """A parameter's gradient has come: backward is done with modules that wanted no other."""
+        """A parameter's gradient has come."""
         self._arrived.add(index)
-        for unit in self._units:
-            if unit.waiting and unit.trained <= self._arrived:
-                while unit.waiting:
-                    unit.waiting.pop().end()
+        for uses in self._uses.values():
+            uses.arrived(self._arrived)
 
     def pass_ended(self):
-        """No more gradients come."""
+        """No more gradients come in this pass."""
         self._arrived.clear()
-        for unit in self._units:
-            unit.waiting.clear()
+        for uses in self._uses.values():
+            uses.pass_ended()
+
+    def reset(self):
+        """No backward is under way, whether it has ended well or not."""
+        self._arrived.clear()
+        for uses in self._uses.values():
+            uses.reset()
 
     def take_over(self, core):
         """Refuses a step while weights are held, or lie elsewhere."""
+        self.reset()
         for bucket in self.buckets:
             if bucket.is_held():
                 raise EngineError(
@@ -320,19 +201,85 @@ class Sharded:
         for param in self._trained:
             torch.autograd.graph.increment_version(param)
 
+    def dissolve(self):
+        """Leaves a model like any other, with whole weights; a collective call."""
+        for hook in self._hooks:
+            hook.remove()
+        self.reset()
+        for bucket in self.buckets:
+            bucket.dissolve()
 
-def _hooked(module, unit):
-    """A model does not keep its engine."""
+    def _watch(self, unit):
+        params = [param for param in unit.params if id(param) in self._index_of]
+        buckets = self._buckets_of(params)
+        if not buckets:
+            return
+        indexes = {self._index_of[id(param)] for param in params}
+        trained = {index for index in indexes if self._bucket_of[index].trained}
+        own = self._buckets_of(unit.owned) if unit.is_leaf else []
+        uses = Uses(unit, buckets, [bucket for bucket in own if bucket.trained], trained)
+        self._uses[id(unit.module)] = uses
+        self._hooks += _watched(unit.module, weakref.ref(uses))
+
+    def _buckets_of(self, params):
+        known = [param for param in params if id(param) in self._index_of]
+        return self._sorted(map(self.bucket_of, known))
+
+    def _sorted(self, buckets):
+        """In one order on every rank, each once."""
+        return [self.buckets[index] for index in sorted({bucket.index for bucket in buckets})]
+
+
+def _watched(module, uses):
+    """A module that is called has its weights. A model does not keep its engine."""
 
     def before(module, args, kwargs):
-        alive = unit()
+        alive = uses()
         return None if alive is None else alive.before(args, kwargs)
 
     def after(module, args, output):
-        alive = unit()
+        alive = uses()
         return None if alive is None else alive.after(output)
 
     return [
         module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
         module.register_forward_hook(after, always_call=True),
+    ]
+
+
+def _kept_whole(module, buckets):
+    """What a module saves and loads is whole."""
+    buckets = weakref.WeakSet(buckets)
+
+    def in_order():
+        return sorted(buckets, key=lambda bucket: bucket.index)
+
+    def before_save(module, prefix, keep_vars):
+        hold(in_order())
+
+    def after_save(module, state_dict, prefix, local_metadata):
+        for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
+            if prefix + name in state_dict:
+                state_dict[prefix + name] = param.detach().clone()
+        let_go(in_order())
+
+    def before_load(module, state_dict, prefix, metadata, *_):
+        if metadata.get("assign_to_params_buffers"):
+            raise EngineError(
+                "load_state_dict(assign=True) is refused: it replaces parameters that the engine "
+                "trains; leave it out"
+            )
+        hold(in_order())
+
+    def after_load(module, incompatible_keys):
+        for bucket in in_order():
+            if bucket.written():
+                bucket.take_over()
+        let_go(in_order())
+
+    return [
+        module.register_state_dict_pre_hook(before_save),
+        module.register_state_dict_post_hook(after_save),
+        module.register_load_state_dict_pre_hook(before_load),
+        module.register_load_state_dict_post_hook(after_load),
     ]

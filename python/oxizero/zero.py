@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 import torch
 
-from oxizero import registry
+from oxizero import registry, units
 from oxizero._oxizero import ConfigError
-from oxizero.sharded import hold, let_go
+from oxizero.calls import hold, let_go
 from oxizero.splits import local
 from oxizero.weights import capsule
 
@@ -46,7 +46,10 @@ class GatheredParameters:
 
     def __exit__(self, kind, *_):
         try:
-            if kind is None and self._modifier is not None:
+            if kind is not None:
+                for bucket, _ in self._buckets:
+                    bucket.discard()
+            elif self._modifier is not None:
                 self._write()
         finally:
             let_go(bucket for bucket, _ in self._buckets)
@@ -59,6 +62,22 @@ class GatheredParameters:
             flat = local(param).detach().view(-1).view(torch.uint8)
             engine._core.broadcast([capsule(flat)], self._modifier)
             torch.autograd.graph.increment_version(local(param))
+
+
+def register_external_parameter(module, parameter):
+    """The module's forward uses a parameter of another module: it is whole then too."""
+    if not isinstance(module, torch.nn.Module) or not isinstance(parameter, torch.nn.Parameter):
+        raise ConfigError("register_external_parameter(module, parameter) takes these two")
+    units.add_external(module, parameter)
+    engine = registry.engine_of(parameter)
+    if engine is not None and engine._sharded is not None:
+        engine._sharded.use(module, parameter)
+
+
+def unregister_external_parameter(module, parameter):
+    """The module's forward uses that parameter no longer; it holds for engines that are made from
+    now on."""
+    units.remove_external(module, parameter)
 
 
 def _listed(params):
