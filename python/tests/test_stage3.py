@@ -67,7 +67,7 @@ def freed(rank):
     assert sizes(model) == {0}
     assert all(param.grad is None for param in model.parameters())
     engine.step()
-    assert dict(engine._core.memory)["gathered"] == 0
+    assert dict(engine._core.memory)["gathered weights"] == 0
 
 
 def test_weights_are_free_between_forward_and_backward(ranks):
@@ -356,94 +356,6 @@ def borrows(rank):
 
 def test_a_module_may_use_registered_parameters_of_others(ranks):
     ranks(2, borrows)
-
-
-def states(rank, dtype):
-    half = {"enabled": dtype == torch.bfloat16}
-    model = build(Gpt)
-    expected = {name: value.clone() for name, value in model.state_dict().items()}
-    engine = start(model, 3, bf16=half)
-    for told in (engine.state_dict(), model.state_dict()):
-        assert told.keys() == expected.keys()
-        assert all(told[name].equal(expected[name].to(dtype)) for name in expected)
-    assert told["head.weight"].equal(told["embedding.weight"])
-    torch.save(told, io.BytesIO())
-    new = {name: torch.full_like(value, 3.0) for name, value in expected.items()}
-    new["up.weight"] = expected["up.weight"]
-    for target in (model, engine):
-        target.load_state_dict(new)
-        for name, param in model.named_parameters():
-            master = utils.safe_get_full_fp32_param(param)
-            wanted = new[name].to(dtype) if name != "up.weight" else new[name]
-            assert master.equal(wanted.float()), name
-    assert all(value.equal(new[name].to(dtype)) for name, value in model.state_dict().items())
-    with pytest.raises(oxizero.EngineError, match="assign=True"):
-        model.load_state_dict(new, assign=True)
-    with pytest.raises(RuntimeError, match="size mismatch"):
-        model.load_state_dict(new | {"up.weight": torch.zeros(1)})
-    assert sizes(model) == {0}
-    step(engine, Gpt.batch(torch.Generator().manual_seed(rank)))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_saved_and_loaded_is_whole(ranks, dtype):
-    ranks(2, states, dtype)
-
-
-def gathered(rank, stage):
-    model = build(Gpt)
-    expected = model.up.weight.detach().clone()
-    engine = start(model, stage)
-    weight, bias = model.up.weight, model.up.bias
-    with zero.GatheredParameters([weight, bias]), zero.GatheredParameters(model):
-        assert weight.equal(expected)
-    with zero.GatheredParameters(weight, modifier_rank=1), torch.no_grad():
-        weight.fill_(1.0 + rank)
-    with zero.GatheredParameters(model.parameters()):
-        assert weight.equal(torch.full_like(weight, 2.0))
-    for empty in ([], torch.nn.Parameter(torch.ones(1)), torch.nn.Identity()):
-        with zero.GatheredParameters(empty, modifier_rank=0):
-            pass
-    with zero.GatheredParameters(weight, enabled=False):
-        pass
-    engine.backward(engine(Gpt.batch(torch.Generator().manual_seed(rank))) * 0)
-    engine.step()
-    assert utils.safe_get_full_fp32_param(weight).equal(torch.full_like(weight, 2.0))
-    if stage < 3:
-        return
-    with pytest.raises(oxizero.EngineError, match="`up.weight` was written while"):
-        with zero.GatheredParameters(model), torch.no_grad():
-            weight.fill_(3.0)
-    with zero.GatheredParameters(bias):
-        engine.backward(engine(Gpt.batch(torch.Generator().manual_seed(rank))))
-        with pytest.raises(oxizero.EngineError, match="`up.weight` are gathered"):
-            engine.step()
-    engine.step()
-    with pytest.raises(ZeroDivisionError):
-        with zero.GatheredParameters(weight, modifier_rank=0), torch.no_grad():
-            weight.fill_(9.0)
-            raise ZeroDivisionError
-    assert utils.safe_get_full_fp32_param(weight).max() < 9.0
-
-
-@pytest.mark.parametrize("stage", [1, 3])
-def test_gathered_parameters_are_whole_and_written_by_one_rank(ranks, stage):
-    ranks(2, gathered, stage)
-
-
-def given_back(rank):
-    model = build(Gpt)
-    expected = {name: value.clone() for name, value in model.state_dict().items()}
-    start(model, 3).destroy()
-    assert all(value.equal(expected[name]) for name, value in model.state_dict().items())
-    assert model.head.weight is model.embedding.weight
-    model(Gpt.batch(torch.Generator().manual_seed(rank))).backward()
-    model.zero_grad()
-    step(start(model, 3), Gpt.batch(torch.Generator().manual_seed(rank)))
-
-
-def test_a_destroyed_engine_leaves_a_whole_model(ranks):
-    ranks(2, given_back)
 
 
 def test_a_backward_that_fails_leaves_nothing_whole():
