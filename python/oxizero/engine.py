@@ -7,6 +7,7 @@ import torch
 
 from oxizero import _oxizero, registry, units, world
 from oxizero._oxizero import EngineError
+from oxizero.lr_schedules import check_metrics
 from oxizero.optimizer import groups
 from oxizero.sharded import Sharded
 from oxizero.splits import local, local_grad
@@ -46,6 +47,7 @@ class Engine(torch.nn.Module):
         self.training_dataloader = None
         self.micro_steps = 0
         self.global_steps = 0
+        self.global_samples = 0
         self.skipped_steps = 0
         # Between the first gradient of a backward pass and its end.
         self._in_pass = False
@@ -103,8 +105,12 @@ class Engine(torch.nn.Module):
             self._end_pass()
         return loss
 
-    def step(self):
-        """Ends the micro-batch and, at the window's boundary, updates the weights."""
+    def step(self, lr_kwargs=None):
+        """Ends the micro-batch and, at the window's boundary, updates the weights and advances the
+        schedule of the learning rate, whose `step` is given `lr_kwargs`."""
+        if self.is_gradient_accumulation_boundary():
+            check_metrics(self.lr_scheduler, lr_kwargs)
+        self._weights.check_frozen()
         home = self._sharded or self._weights
         home.take_over(self._core)
         self._core.set_groups(groups(self.optimizer))
@@ -115,6 +121,7 @@ class Engine(torch.nn.Module):
             return
         self._accumulated = 0
         self.global_steps += 1
+        self.global_samples += self.train_batch_size() or 0
         if outcome["kind"] == "skipped":
             self.skipped_steps += 1
             return
@@ -122,7 +129,7 @@ class Engine(torch.nn.Module):
         home.stepped()
         self.optimizer.stepped()
         if self.lr_scheduler is not None:
-            self.lr_scheduler.step()
+            self.lr_scheduler.step(**(lr_kwargs or {}))
         self._print_progress()
 
     def zero_grad(self, set_to_none=True):
@@ -160,6 +167,18 @@ class Engine(torch.nn.Module):
         """The learning rates of the optimizer's groups."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
+    def set_lr(self, lr):
+        """Sets the learning rate of all of the optimizer's groups."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+    def get_mom(self):
+        """The betas of the optimizer's groups, or their momentum."""
+        return [
+            next((group[name] for name in ("betas", "momentum") if name in group), None)
+            for group in self.optimizer.param_groups
+        ]
+
     def gradient_accumulation_steps(self):
         """Micro-batches in a window."""
         return self.config.accumulation
@@ -171,6 +190,15 @@ class Engine(torch.nn.Module):
     def train_micro_batch_size_per_gpu(self):
         """Samples of a rank's micro-batch; None where the configuration does not say."""
         return self.config.micro_batch_size
+
+    def get_batch_info(self):
+        """Samples of all ranks in one step, of a rank's micro-batch, and micro-batches in a
+        window."""
+        return (
+            self.train_batch_size(),
+            self.train_micro_batch_size_per_gpu(),
+            self.gradient_accumulation_steps(),
+        )
 
     def zero_optimization_stage(self):
         """The ZeRO stage."""

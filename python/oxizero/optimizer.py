@@ -4,8 +4,31 @@ used."""
 import torch
 
 from oxizero._oxizero import ConfigError
+from oxizero.ops.adagrad import DeepSpeedCPUAdagrad
+from oxizero.ops.adam import DeepSpeedCPUAdam, FusedAdam
+from oxizero.ops.lion import DeepSpeedCPULion, FusedLion
 
-_RULES = {torch.optim.AdamW: "adamw", torch.optim.Adam: "adam", torch.optim.SGD: "sgd"}
+# The first of each rule is the one that is made of a configuration's settings.
+_RULES = {
+    torch.optim.AdamW: "adamw",
+    torch.optim.Adam: "adam",
+    torch.optim.SGD: "sgd",
+    torch.optim.Adagrad: "adagrad",
+    FusedLion: "lion",
+    FusedAdam: "adam",
+    DeepSpeedCPUAdam: "adam",
+    DeepSpeedCPULion: "lion",
+    DeepSpeedCPUAdagrad: "adagrad",
+}
+
+# Options of a rule, beside learning rate and weight decay.
+_OPTIONS = {
+    "adamw": ("betas", "eps"),
+    "adam": ("betas", "eps"),
+    "sgd": ("momentum", "nesterov"),
+    "lion": ("betas",),
+    "adagrad": ("lr_decay", "initial_accumulator_value", "eps"),
+}
 
 # Options that change the result and that the engine does not have, with the value that it does.
 _FIXED = {"amsgrad": False, "maximize": False, "dampening": 0, "differentiable": False}
@@ -14,17 +37,24 @@ _FIXED = {"amsgrad": False, "maximize": False, "dampening": 0, "differentiable":
 def from_settings(settings, parameters):
     """The torch optimizer that a configuration's settings describe."""
     settings = dict(settings)
-    kinds = {rule: kind for kind, rule in _RULES.items()}
-    return kinds[settings.pop("rule")](parameters, **settings)
+    rule = settings.pop("rule")
+    kind = next(kind for kind, known in _RULES.items() if known == rule)
+    return kind(parameters, **settings)
 
 
 def check(client):
     """Refuses an optimizer that the engine does not have."""
     if type(client) not in _RULES:
-        names = ", ".join(kind.__name__ for kind in _RULES)
+        names = ", ".join(f"{kind.__module__}.{kind.__name__}" for kind in _RULES)
         raise ConfigError(
             f"optimizer = {type(client).__name__} is refused: the engine has its own update of "
-            f"each shard; use torch.optim's {names}"
+            f"each shard; use one of {names}"
+        )
+    if any(state.get("step", 1) != 0 for state in client.state.values()):
+        raise ConfigError(
+            "the optimizer has stepped, and the engine starts with states of its own; give "
+            "initialize() a new one, and write states with oxizero.utils.safe_set_full_"
+            "optimizer_state"
         )
     for index, group in enumerate(client.param_groups):
         for option, works in _FIXED.items():
@@ -37,16 +67,27 @@ def check(client):
 
 def groups(optimizer):
     """The groups of a torch optimizer, as the engine takes them."""
-    return [_group(optimizer, group) for group in optimizer.param_groups]
+    return [_group(optimizer, index, group) for index, group in enumerate(optimizer.param_groups)]
 
 
-def _group(optimizer, group):
+def _group(optimizer, index, group):
     rule = "adamw" if group.get("decoupled_weight_decay") else optimizer.rule
-    told = {"rule": rule, "lr": float(group["lr"]), "weight_decay": float(group["weight_decay"])}
-    if rule == "sgd":
-        return told | {"momentum": float(group["momentum"]), "nesterov": bool(group["nesterov"])}
-    betas = tuple(float(beta) for beta in group["betas"])
-    return told | {"betas": betas, "eps": float(group["eps"])}
+    told = {name: _plain(group[name]) for name in ("lr", "weight_decay", *_OPTIONS[rule])}
+    if rule == "sgd" and not optimizer.keeps_buffer:
+        if told["momentum"] != 0:
+            raise ConfigError(
+                f"optimizer.param_groups[{index}]['momentum'] = {told['momentum']}: no group had a "
+                "momentum in initialize(), so that no buffer is kept; give one a momentum there"
+            )
+        told["momentum"] = None
+    return told | {"rule": rule}
+
+
+def _plain(value):
+    """What may be tensors as numbers."""
+    if isinstance(value, (list, tuple)):
+        return tuple(float(number) for number in value)
+    return value if isinstance(value, bool) else float(value)
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -56,6 +97,8 @@ class Optimizer(torch.optim.Optimizer):
     def __init__(self, client):
         check(client)
         self.rule = _RULES[type(client)]
+        self.keeps_buffer = any(group.get("momentum") for group in client.param_groups)
+        client.state.clear()  # Adagrad's are there from the start
         self.client = client
         self.engine = None
         # The dicts of the groups are shared with the client's, for schedulers that were made of it.

@@ -7,9 +7,10 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from oxizero import _oxizero, optimizer as optimizers, splits
+from oxizero import _oxizero, lr_schedules, optimizer as optimizers, splits
 from oxizero._oxizero import ConfigError
 from oxizero.engine import Engine
+from oxizero.log import logger
 from oxizero.optimizer import Optimizer
 
 
@@ -31,10 +32,12 @@ def initialize(
     """Makes an engine of a model; a collective call, after which weights and buffers are rank 0's.
 
     `config` is DeepSpeed's: a dict, or the path of a JSON file. `optimizer` is one of torch.optim's
-    AdamW, Adam and SGD, or a function that makes one of parameters; without it the configuration's
-    is made, of `model_parameters` (parameters, or groups of them) or of all that are trained.
-    `lr_scheduler` is a torch scheduler, or a function that makes one of the optimizer; the engine
-    advances it with each applied step. Returns `(engine, optimizer, dataloader, lr_scheduler)`.
+    AdamW, Adam, SGD and Adagrad or of `oxizero.ops`, or a function that makes one of parameters;
+    without it the configuration's is made, of `model_parameters` (parameters, or groups of them)
+    or of all that are trained. `lr_scheduler` is a torch scheduler or one of
+    `oxizero.lr_schedules`, or a function that makes one of the optimizer; without it the
+    configuration's is made, if it has one. The engine advances it with each applied step. Returns
+    `(engine, optimizer, dataloader, lr_scheduler)`.
 
     All ranks are data-parallel, but for what parameters say: see `oxizero.mark_split`. Ranks of a
     split work on the same micro-batches. `mesh_param` is a DeviceMesh whose dimensions marks may
@@ -48,7 +51,9 @@ def initialize(
     read = _config(arrangement.batch_ranks, args, config, config_params)
     client = _client(model, optimizer, model_parameters, read)
     wrapped = Optimizer(client)
-    scheduler = lr_scheduler(wrapped) if callable(lr_scheduler) else lr_scheduler
+    scheduler = _scheduler(wrapped, lr_scheduler, read)
+    if read.log_level is not None:
+        logger.setLevel(read.log_level)
     engine = Engine(model, wrapped, read, arrangement, scheduler)
     engine.training_dataloader = _loader(training_data, collate_fn, read, arrangement)
     return engine, wrapped, engine.training_dataloader, scheduler
@@ -73,16 +78,31 @@ def _client(model, optimizer, model_parameters, config):
     if parameters is None:
         parameters = [param for param in model.parameters() if param.requires_grad]
     parameters = list(parameters)
-    if isinstance(optimizer, torch.optim.Optimizer):
-        return optimizer
     if optimizer is not None:
-        return optimizer(parameters)
+        _refuse_both("optimizer", config.optimizer)
+        return optimizer if isinstance(optimizer, torch.optim.Optimizer) else optimizer(parameters)
     if config.optimizer is None:
         raise ConfigError(
             "there is no optimizer; pass one to initialize(), or add `optimizer` to the "
             "configuration"
         )
     return optimizers.from_settings(config.optimizer, parameters)
+
+
+def _scheduler(optimizer, lr_scheduler, config):
+    if lr_scheduler is not None:
+        _refuse_both("scheduler", config.scheduler)
+        return lr_scheduler(optimizer) if callable(lr_scheduler) else lr_scheduler
+    if config.scheduler is None:
+        return None
+    return lr_schedules.from_settings(config.scheduler, optimizer)
+
+
+def _refuse_both(name, settings):
+    if settings is not None:
+        raise ConfigError(
+            f"initialize() was given one, and the configuration has `{name}`; leave one of them out"
+        )
 
 
 def _loader(training_data, collate_fn, config, arrangement):

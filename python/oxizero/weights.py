@@ -37,6 +37,7 @@ class Weights:
                 f"the optimizer has {len(unknown)} parameters that are not the model's"
             )
         self.params, self.names, self.groups, self.dtypes = [], [], [], []
+        self.frozen = []
         self.others = []
         for param, own in names.values():
             _check_device(own[0], param)
@@ -53,6 +54,7 @@ class Weights:
             self.params.append(param)
             self.names.append(own)
             self.groups.append(group)
+            self.frozen.append(not param.requires_grad)
             self.dtypes.append(getattr(torch, model_dtype) if casts else param.dtype)
         self._versions = []
         self._addresses = []
@@ -86,6 +88,15 @@ class Weights:
         """Index and parameter of those that have gradients."""
         pairs = enumerate(zip(self.params, self.groups, strict=True))
         return [(index, param) for index, (param, group) in pairs if group is not None]
+
+    def check_frozen(self):
+        """Refuses a parameter that was frozen and is no longer."""
+        for frozen, param, names in zip(self.frozen, self.params, self.names, strict=True):
+            if frozen and param.requires_grad:
+                raise EngineError(
+                    f"parameter `{names[0]}` was frozen in initialize(), so that no optimizer "
+                    "states are kept for it; set requires_grad before"
+                )
 
     def take_over(self, core):
         """Weights that were written since the last step are the master weights from now on."""

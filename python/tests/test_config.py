@@ -18,7 +18,9 @@ SGD = {"type": "SGD", "params": {"lr": 1.0}}
         ({"train_batch_size": "auto"}, "`train_batch_size = \"auto\"` is refused"),
         ({"optimizer": {"type": "Lamb"}}, "`optimizer.type = \"Lamb\"`"),
         ({"optimizer": {"type": "AdamW", "params": {"betas": [0.9, 1.0]}}}, "beta"),
-        ({"scheduler": {"type": "WarmupLR"}}, "as lr_scheduler"),
+        ({"scheduler": {"type": "StepLR"}}, "pass lr_scheduler"),
+        ({"scheduler": {"type": "WarmupDecayLR"}}, "`scheduler.params.total_num_steps = null`"),
+        ({"activation_checkpointing": {"profile": True}}, "`activation_checkpointing.profile"),
         ({"optimizer": None}, "there is no optimizer"),
     ],
 )

@@ -32,25 +32,33 @@ pub enum Momentum {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sgd {
     momentum: Momentum,
+    keeps_buffer: bool,
 }
 
 impl Sgd {
     /// Refuses a momentum outside [0, 1). A momentum of 0 is none.
     pub fn new(momentum: Momentum) -> Result<Self, OptimError> {
-        let (Momentum::Classical(value) | Momentum::Nesterov(value)) = momentum else {
-            return Ok(Self { momentum });
+        let momentum = match momentum {
+            Momentum::None => Momentum::None,
+            Momentum::Classical(value) | Momentum::Nesterov(value) => {
+                check("momentum", value, (0.0..1.0).contains(&value), "0 <= momentum < 1")?;
+                if value == 0.0 { Momentum::None } else { momentum }
+            }
         };
-        check("momentum", value, (0.0..1.0).contains(&value), "0 <= momentum < 1")?;
-        Ok(Self { momentum: if value == 0.0 { Momentum::None } else { momentum } })
+        Ok(Self { momentum, keeps_buffer: momentum != Momentum::None })
+    }
+
+    /// The same rule, which keeps a `momentum_buffer` even without momentum, and then leaves it as
+    /// it is: for an optimizer some of whose groups have a momentum.
+    #[must_use]
+    pub fn keeping_buffer(self) -> Self {
+        Self { keeps_buffer: true, ..self }
     }
 }
 
 impl Optimizer for Sgd {
     fn state_names(&self) -> &'static [&'static str] {
-        match self.momentum {
-            Momentum::None => &[],
-            Momentum::Classical(_) | Momentum::Nesterov(_) => &["momentum_buffer"],
-        }
+        if self.keeps_buffer { &["momentum_buffer"] } else { &[] }
     }
 
     fn update(&self, hyper: Hyper, step: u64, grad: Gradient<'_>, weights: Weights<'_>) {
@@ -61,11 +69,17 @@ impl Optimizer for Sgd {
             *buffer = zero_below(TINY, momentum * *buffer + grad);
             *buffer
         };
+        let plain = |grads: &[f32], masters: &mut [f32]| {
+            for (grad, weight) in grads.iter().zip(masters) {
+                *weight -= lr * penalised(*grad, *weight);
+            }
+        };
         match self.momentum {
+            Momentum::None if self.keeps_buffer => {
+                update_blocks(grad, weights, |grads, masters, [_]| plain(grads, masters));
+            }
             Momentum::None => update_blocks(grad, weights, |grads, masters, []| {
-                for (grad, weight) in grads.iter().zip(masters) {
-                    *weight -= lr * penalised(*grad, *weight);
-                }
+                plain(grads, masters);
             }),
             Momentum::Classical(momentum) => {
                 let momentum = momentum as f32;
@@ -163,6 +177,15 @@ mod tests {
         for momentum in [Momentum::Classical(0.0), Momentum::Nesterov(0.0), Momentum::None] {
             assert_eq!(Sgd::new(momentum).unwrap().state_names(), [""; 0]);
         }
+    }
+
+    #[test]
+    fn a_buffer_that_is_kept_without_momentum_stays_as_it_is() {
+        let case = Case::of(&[8.0], &[&[1.0], &[2.0]]);
+        let plain = Sgd::new(Momentum::None).unwrap();
+        let kept = case.run(&plain.keeping_buffer());
+        assert_eq!(kept.master, case.run(&plain).master);
+        assert_eq!(kept.states, [[0.0]]);
     }
 
     #[test]

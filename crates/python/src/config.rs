@@ -1,7 +1,7 @@
 //! DeepSpeed's configuration, as Python reads it.
 
 use oxizero::{DType, WorldSize};
-use oxizero_core::deepspeed::{DeepSpeedConfig, LastBatch, RuleSettings};
+use oxizero_core::deepspeed::{DeepSpeedConfig, LastBatch, LogLevel, RuleSettings, SchedulerValue};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -85,6 +85,38 @@ impl Config {
         self.0.last_batch == LastBatch::Dropped
     }
 
+    /// `logging`'s name of the level that is logged, if the file says.
+    #[getter]
+    fn log_level(&self) -> Option<&'static str> {
+        self.0.log_level.map(|level| match level {
+            LogLevel::Debug => "DEBUG",
+            LogLevel::Info => "INFO",
+            LogLevel::Warning => "WARNING",
+            LogLevel::Error => "ERROR",
+            LogLevel::Critical => "CRITICAL",
+        })
+    }
+
+    /// The schedule's name, and the parameters that the file gives; `None` if the file has none.
+    #[getter]
+    fn scheduler<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<Option<(&'static str, Bound<'py, PyDict>)>> {
+        let Some(scheduler) = &self.0.scheduler else { return Ok(None) };
+        let params = PyDict::new(py);
+        for (name, value) in &scheduler.params {
+            match value {
+                SchedulerValue::Number(number) => params.set_item(name, number),
+                SchedulerValue::PerGroup(numbers) => params.set_item(name, numbers),
+                SchedulerValue::Integer(integer) => params.set_item(name, integer),
+                SchedulerValue::Switch(on) => params.set_item(name, on),
+                SchedulerValue::Name(chosen) => params.set_item(name, chosen),
+            }?;
+        }
+        Ok(Some((scheduler.kind.name(), params)))
+    }
+
     /// The optimizer's settings, with the name of its rule; `None` if the file has none.
     #[getter]
     fn optimizer<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
@@ -99,6 +131,16 @@ impl Config {
                 settings.set_item("momentum", momentum)?;
                 settings.set_item("nesterov", nesterov)?;
                 ("sgd", None)
+            }
+            RuleSettings::Lion { betas } => {
+                settings.set_item("betas", (betas[0], betas[1]))?;
+                ("lion", None)
+            }
+            RuleSettings::Adagrad { lr_decay, initial_accumulator_value, eps } => {
+                settings.set_item("lr_decay", lr_decay)?;
+                settings.set_item("initial_accumulator_value", initial_accumulator_value)?;
+                settings.set_item("eps", eps)?;
+                ("adagrad", None)
             }
         };
         if let Some(adam) = adam {

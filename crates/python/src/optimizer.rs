@@ -1,6 +1,9 @@
 //! Optimizer groups as torch's `param_groups` describe them.
 
-use oxizero::optim::{Adam, AdamW, MomentOptions, Momentum, OptimError, Optimizer, Sgd};
+use oxizero::optim::{
+    Adagrad, AdagradOptions, Adam, AdamW, Lion, LionOptions, MomentOptions, Momentum, OptimError,
+    Optimizer, Sgd,
+};
 use oxizero::{GroupOptions, OptimGroup};
 use pyo3::FromPyObject;
 use pyo3::exceptions::PyValueError;
@@ -19,10 +22,15 @@ pub(crate) struct Group {
     betas: (f64, f64),
     #[pyo3(default = 1e-8)]
     eps: f64,
+    /// SGD's; `None` where no group has one, so that no buffer is kept.
     #[pyo3(default)]
-    momentum: f64,
+    momentum: Option<f64>,
     #[pyo3(default)]
     nesterov: bool,
+    #[pyo3(default)]
+    lr_decay: f64,
+    #[pyo3(default)]
+    initial_accumulator_value: f32,
 }
 
 impl Group {
@@ -38,21 +46,27 @@ impl Group {
         let rule: Result<Box<dyn Optimizer>, OptimError> = match self.rule.as_str() {
             "adamw" => AdamW::new(options).map(|rule| Box::new(rule) as _),
             "adam" => Adam::new(options).map(|rule| Box::new(rule) as _),
-            "sgd" => Sgd::new(self.momentum()).map(|rule| Box::new(rule) as _),
+            "sgd" => self.sgd().map(|rule| Box::new(rule) as _),
+            "lion" => Lion::new(LionOptions { beta1, beta2 }).map(|rule| Box::new(rule) as _),
+            "adagrad" => Adagrad::new(self.adagrad()).map(|rule| Box::new(rule) as _),
             other => {
-                let why = format!("no update rule `{other}`; there are adamw, adam and sgd");
+                let known = "adamw, adam, sgd, lion and adagrad";
+                let why = format!("no update rule `{other}`; there are {known}");
                 return Err(PyValueError::new_err(why));
             }
         };
         rule.map_err(|error| raised(error.into()))
     }
 
-    fn momentum(&self) -> Momentum {
-        match (self.momentum, self.nesterov) {
-            (0.0, _) => Momentum::None,
-            (momentum, false) => Momentum::Classical(momentum),
-            (momentum, true) => Momentum::Nesterov(momentum),
-        }
+    fn sgd(&self) -> Result<Sgd, OptimError> {
+        let Some(momentum) = self.momentum else { return Sgd::new(Momentum::None) };
+        let kind = if self.nesterov { Momentum::Nesterov } else { Momentum::Classical };
+        Sgd::new(kind(momentum)).map(Sgd::keeping_buffer)
+    }
+
+    fn adagrad(&self) -> AdagradOptions {
+        let Self { lr_decay, initial_accumulator_value: initial_sum, eps, .. } = *self;
+        AdagradOptions { lr_decay, initial_sum, eps }
     }
 
     /// Makes group `index` of the engine like this one, which was like `before`.

@@ -4,8 +4,12 @@
 //! ignored. Absent fields mean what they mean to DeepSpeed, but where this page says otherwise.
 //! Source: DeepSpeed 0.19, `runtime/config.py` and `runtime/zero/config.py`. Reads no files.
 
+mod activations;
+#[cfg(test)]
+mod every_field;
 mod off;
 mod optimizer;
+mod scheduler;
 mod section;
 #[cfg(test)]
 mod tests;
@@ -19,6 +23,7 @@ use crate::{
 };
 
 pub use self::optimizer::{AdamSettings, OptimizerSettings, RuleSettings};
+pub use self::scheduler::{SchedulerKind, SchedulerSettings, SchedulerValue};
 
 /// What a configuration asks for.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,10 +50,29 @@ pub struct DeepSpeedConfig {
     pub bucket_numel_max: Numel,
     /// The optimizer, if the file names one.
     pub optimizer: Option<OptimizerSettings>,
+    /// The schedule of the learning rate, if the file names one.
+    pub scheduler: Option<SchedulerSettings>,
+    /// What is logged, if the file says.
+    pub log_level: Option<LogLevel>,
     /// A line is printed after so many steps; `None` for none.
     pub steps_per_print: Option<usize>,
     /// What a data loader does with the last batch, if it is incomplete.
     pub last_batch: LastBatch,
+}
+
+/// What is logged: messages at least so grave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogLevel {
+    /// All.
+    Debug,
+    /// What was done.
+    Info,
+    /// What may be wrong.
+    Warning,
+    /// What is wrong.
+    Error,
+    /// What ends the run.
+    Critical,
 }
 
 /// What becomes of an incomplete batch.
@@ -74,6 +98,14 @@ pub struct BatchSizes {
 const DTYPES: &[(&str, DType)] =
     &[("fp32", DType::F32), ("bf16", DType::Bf16), ("fp16", DType::F16)];
 
+const LOG_LEVELS: &[(&str, LogLevel)] = &[
+    ("debug", LogLevel::Debug),
+    ("info", LogLevel::Info),
+    ("warning", LogLevel::Warning),
+    ("error", LogLevel::Error),
+    ("critical", LogLevel::Critical),
+];
+
 const BUCKET_NUMEL: usize = 16 << 20;
 
 impl DeepSpeedConfig {
@@ -96,15 +128,19 @@ impl DeepSpeedConfig {
         let (model_dtype, loss_scaling, check_finite) = half(&mut top)?;
         let (stage, bucket_numel_max) = zero(&mut top)?;
         let reduce = top.one_of("communication_data_type", DTYPES)?;
-        let accumulate = accumulate(&mut top)?;
+        let accumulate = data_types(&mut top, model_dtype)?;
         let clip_norm = top.number("gradient_clipping")?.filter(|norm| *norm > 0.0);
         prescaling(&mut top)?;
         let optimizer = top.section("optimizer")?.map(optimizer::parse).transpose()?;
+        let scheduler = top.section("scheduler")?.map(scheduler::parse).transpose()?;
+        top.section("activation_checkpointing")?.map(activations::parse).transpose()?;
         let steps_per_print = top.count("steps_per_print", 1)?;
+        let log_level = top.one_of("log_level", LOG_LEVELS)?;
         let last_batch = match top.switch("dataloader_drop_last")? {
             Some(true) => LastBatch::Dropped,
             _ => LastBatch::Kept,
         };
+        what_changes_nothing(&mut top)?;
         top.off(off::TOP)?;
         top.end()?;
         Ok(Self {
@@ -118,6 +154,8 @@ impl DeepSpeedConfig {
             clip_norm,
             bucket_numel_max,
             optimizer,
+            scheduler,
+            log_level,
             steps_per_print,
             last_batch,
         })
@@ -211,7 +249,7 @@ fn half(top: &mut Section) -> Result<(Option<DType>, LossScaling, bool), ConfigE
 fn bf16(mut section: Section) -> Result<Option<bool>, ConfigError> {
     let enabled = section.switch("enabled")?.unwrap_or(false);
     let check = section.switch("check_grad_overflow")?.unwrap_or(true);
-    section.only("immediate_grad_update", true, "gradients are always taken as they come")?;
+    section.switch("immediate_grad_update")?; // gradients are always taken as they come
     section.off(&[
         ("bf16_master_weights_and_grads", "master weights are f32"),
         ("bf16_optimizer_states", "optimizer states are f32"),
@@ -262,6 +300,9 @@ fn zero(top: &mut Section) -> Result<(Stage, Numel), ConfigError> {
     section.only("allgather_partitions", true, "weights are gathered, not broadcast")?;
     section.only("use_multi_rank_bucket_allreduce", true, "a bucket is reduced for all ranks")?;
     section.only("ignore_unused_parameters", true, "unused parameters contribute zeros")?;
+    section.only("compute_grad_norm", true, "the pass that checks gradients gives their norm")?;
+    section.only("load_from_fp32_weights", true, off::NOT_HERE)?;
+    section.only("override_module_apply", true, off::NOT_HERE)?;
     // It moves work in time and changes no result: buckets are reduced as they fill, or, where the
     // back end cannot overlap, at the same places one after the other.
     section.switch("overlap_comm")?;
@@ -276,11 +317,50 @@ fn zero(top: &mut Section) -> Result<(Stage, Numel), ConfigError> {
     Ok((stage, Numel(asked.unwrap_or(BUCKET_NUMEL))))
 }
 
-fn accumulate(top: &mut Section) -> Result<DType, ConfigError> {
-    let Some(mut section) = top.section("data_types")? else { return Ok(DType::F32) };
+/// The accumulators' dtype; `model` is the one that parameters are cast to.
+fn data_types(top: &mut Section, model: Option<DType>) -> Result<DType, ConfigError> {
+    let mut section = top.inner("data_types")?;
     let accumulate = section.one_of("grad_accum_dtype", DTYPES)?;
+    let params = section.one_of("param_dtype", DTYPES)?;
+    if let Some(params) = params.filter(|params| *params != model.unwrap_or(DType::F32)) {
+        return Err(ConfigError::Conflict {
+            first: format!("data_types.param_dtype = {}", written(params)),
+            second: "bf16.enabled, fp16.enabled".into(),
+            advice: "these say what parameters are cast to; leave param_dtype out".into(),
+        });
+    }
+    section.off(&[
+        ("buffer_dtype", "buffers keep their dtype"),
+        ("keep_in_fp32_modules", "buffers keep their dtype"),
+    ])?;
     section.end()?;
     Ok(accumulate.unwrap_or(DType::F32))
+}
+
+/// Fields that are honoured whatever they say: each permits or prefers what is done, or is checked,
+/// in any case.
+fn what_changes_nothing(top: &mut Section) -> Result<(), ConfigError> {
+    // Every optimizer is checked by itself, and each rule is the engine's.
+    top.switch("zero_allow_untested_optimizer")?;
+    top.switch("zero_force_ds_cpu_optimizer")?;
+    // DeepSpeed warns of sizes that suit a GPU's matrix units badly.
+    top.count("vocabulary_size", 1)?;
+    // Only sequence-parallel groups would use it.
+    top.one_of("seq_parallel_communication_data_type", DTYPES)?;
+    let reason = "the configuration says how many micro-batches a step has; \
+                  engine.set_gradient_accumulation_boundary() says otherwise";
+    top.only("managed_gradient_accumulation", true, reason)?;
+    top.refuse_names(
+        "gradient_allreduce_op",
+        &[(&["sum"], "gradients are averaged", "write \"mean\", and multiply the loss")],
+    )?;
+    top.one_of("gradient_allreduce_op", &[("mean", ())])?;
+    let Some(mut timers) = top.section("timers")? else { return Ok(()) };
+    let mut throughput = timers.inner("throughput")?;
+    throughput.only("enabled", false, "the engine does not time itself")?;
+    throughput.switch("synchronized")?;
+    throughput.end()?;
+    timers.end()
 }
 
 /// Ways to keep sums in narrow dtypes from overflowing, where sums are f32.

@@ -1,7 +1,7 @@
 //! Features that a configuration may name only to switch them off, and why.
 
 const OTHER_TOOL: &str = "the engine does not do this; use a tool of its own for it";
-const NOT_HERE: &str = "the engine has no such feature";
+pub(super) const NOT_HERE: &str = "the engine has no such feature";
 const STAGE_3: &str = "it tunes stage 3 and says nothing here";
 const EXACT: &str = "gradients and weights travel unquantized";
 
@@ -10,14 +10,6 @@ pub(super) const TOP: &[(&str, &str)] = &[
     ("amp", "apex is not used; ask for bf16 or fp16"),
     ("torch_autocast", "call torch.autocast around the model instead, or ask for bf16"),
     ("sparse_gradients", "gradients are dense; build the embedding with sparse=False"),
-    ("zero_allow_untested_optimizer", "an optimizer that is not elementwise cannot be sharded"),
-    ("zero_force_ds_cpu_optimizer", "there is one optimizer for each rule, the engine's"),
-    (
-        "scheduler",
-        "pass a torch scheduler, or a function that makes one of an optimizer, as \
-                   lr_scheduler",
-    ),
-    ("activation_checkpointing", "checkpoint parts of the model with torch's own function"),
     ("wall_clock_breakdown", OTHER_TOOL),
     ("memory_breakdown", OTHER_TOOL),
     ("dump_state", OTHER_TOOL),
@@ -46,8 +38,10 @@ pub(super) const TOP: &[(&str, &str)] = &[
     ("aio", "nothing is offloaded to disk"),
     ("checkpoint", NOT_HERE),
     ("load_universal_checkpoint", NOT_HERE),
-    ("seq_parallel_communication_data_type", NOT_HERE),
-    ("use_data_before_expert_parallel_", NOT_HERE),
+    ("disable_python_gc", "Python's garbage collector is left alone; call gc.disable()"),
+    ("datastates_ckpt", NOT_HERE),
+    ("expert_parallel", NOT_HERE),
+    ("use_data_before_expert_parallelism", NOT_HERE),
 ];
 
 /// In `zero_optimization`.
@@ -75,8 +69,10 @@ pub(super) const ZERO: &[(&str, &str)] = &[
     ("legacy_stage1", "there is one stage 1"),
     ("elastic_checkpoint", NOT_HERE),
     ("pipeline_loading_checkpoint", NOT_HERE),
-    ("load_from_fp32_weights", NOT_HERE),
-    ("override_module_apply", NOT_HERE),
+    ("zenflow", NOT_HERE),
+    ("parameter_alignment", "shards are padded as collectives need it"),
+    ("enable_sanity_checks", "ranks always compare what they are about to do"),
+    ("save_muon_momentum_buffer_in_memory", NOT_HERE),
     ("log_trace_cache_warnings", NOT_HERE),
     ("zero_quantized_weights", EXACT),
     ("zero_quantized_nontrainable_weights", EXACT),

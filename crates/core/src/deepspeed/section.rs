@@ -10,6 +10,15 @@ const COUNT_MAX: f64 = (1_u64 << 53) as f64;
 /// Names this alike are likely the same, mistyped.
 const SIMILAR: f64 = 0.8;
 
+/// What [`Section::numbers`] takes.
+pub(super) const NUMBERS: &str = "a number, 0 or more, or a list of one for each optimizer group";
+
+/// One number for all optimizer groups, or one for each.
+pub(super) enum Numbers {
+    One(f64),
+    Each(Vec<f64>),
+}
+
 /// The fields of an object that have not been taken yet.
 pub(super) struct Section {
     /// What stands before a field's name: `zero_optimization.`, or nothing.
@@ -67,9 +76,34 @@ impl Section {
     pub(super) fn number(&mut self, name: &'static str) -> Result<Option<f64>, ConfigError> {
         const ALLOWED: &str = "a number, 0 or more";
         let Some(value) = self.take(name, ALLOWED)? else { return Ok(None) };
-        match value.as_f64() {
-            Some(number) if number >= 0.0 && number.is_finite() => Ok(Some(number)),
-            _ => self.value_error(name, &value, ALLOWED),
+        match not_negative(&value) {
+            None => self.value_error(name, &value, ALLOWED),
+            number => Ok(number),
+        }
+    }
+
+    /// A finite number of either sign.
+    pub(super) fn signed(&mut self, name: &'static str) -> Result<Option<f64>, ConfigError> {
+        const ALLOWED: &str = "a number";
+        let Some(value) = self.take(name, ALLOWED)? else { return Ok(None) };
+        match value.as_f64().filter(|number| number.is_finite()) {
+            None => self.value_error(name, &value, ALLOWED),
+            number => Ok(number),
+        }
+    }
+
+    /// A finite number of 0 or more, or a list of them.
+    pub(super) fn numbers(&mut self, name: &'static str) -> Result<Option<Numbers>, ConfigError> {
+        let Some(value) = self.take(name, NUMBERS)? else { return Ok(None) };
+        let numbers = match &value {
+            Value::Array(given) => {
+                given.iter().map(not_negative).collect::<Option<_>>().map(Numbers::Each)
+            }
+            given => not_negative(given).map(Numbers::One),
+        };
+        match numbers {
+            None => self.value_error(name, &value, NUMBERS),
+            numbers => Ok(numbers),
         }
     }
 
@@ -79,11 +113,20 @@ impl Section {
         name: &'static str,
         min: usize,
     ) -> Result<Option<usize>, ConfigError> {
+        Ok(self.integer(name, min as i64)?.map(|count| count as usize))
+    }
+
+    /// A whole number of `min` or more, which may be negative.
+    pub(super) fn integer(
+        &mut self,
+        name: &'static str,
+        min: i64,
+    ) -> Result<Option<i64>, ConfigError> {
         let allowed = format!("a whole number, {min} or more");
         let Some(value) = self.take(name, &allowed)? else { return Ok(None) };
         match value.as_f64() {
             Some(count) if count.fract() == 0.0 && (min as f64..=COUNT_MAX).contains(&count) => {
-                Ok(Some(count as usize))
+                Ok(Some(count as i64))
             }
             _ => self.value_error(name, &value, &allowed),
         }
@@ -95,13 +138,43 @@ impl Section {
         name: &'static str,
         names: &[(&str, T)],
     ) -> Result<Option<T>, ConfigError> {
-        let allowed = names.iter().map(|(name, _)| format!("\"{name}\"")).collect::<Vec<_>>();
-        let allowed = allowed.join(", ");
+        let allowed = quoted(names);
         let Some(value) = self.take(name, &allowed)? else { return Ok(None) };
         let given = value.as_str().unwrap_or_default();
         match names.iter().find(|(known, _)| known.eq_ignore_ascii_case(given)) {
             Some((_, meaning)) => Ok(Some(*meaning)),
             None => self.value_error(name, &value, &allowed),
+        }
+    }
+
+    /// One of these names, which the file must give.
+    pub(super) fn required_one_of<T: Copy>(
+        &mut self,
+        name: &'static str,
+        names: &[(&str, T)],
+    ) -> Result<T, ConfigError> {
+        match self.one_of(name, names)? {
+            Some(meaning) => Ok(meaning),
+            None => self.value_error(name, &Value::Null, &quoted(names)),
+        }
+    }
+
+    /// Refuses names that others know, each with the reason and what works.
+    pub(super) fn refuse_names(
+        &self,
+        name: &str,
+        refused: &[(&[&str], &str, &str)],
+    ) -> Result<(), ConfigError> {
+        let given = self.left.get(name).and_then(Value::as_str).unwrap_or_default();
+        let is_given = |known: &&str| known.eq_ignore_ascii_case(given);
+        match refused.iter().find(|(names, ..)| names.iter().any(is_given)) {
+            None => Ok(()),
+            Some((_, reason, instead)) => Err(ConfigError::Refused {
+                field: self.path(name),
+                value: format!("{given:?}"),
+                reason: (*reason).into(),
+                instead: (*instead).into(),
+            }),
         }
     }
 
@@ -129,6 +202,12 @@ impl Section {
         }
     }
 
+    /// The fields of an inner object, which may be absent.
+    pub(super) fn inner(&mut self, name: &'static str) -> Result<Self, ConfigError> {
+        let empty = Self::new(&format!("{}.", self.path(name)), Map::new());
+        Ok(self.section(name)?.unwrap_or(empty))
+    }
+
     /// A switch with one position that works.
     pub(super) fn only(
         &mut self,
@@ -147,15 +226,16 @@ impl Section {
         }
     }
 
-    /// Features that may only be off, each with the reason: false, zero, null, or an object whose
-    /// `enabled` is false or whose `device` is none.
+    /// Features that may only be off, each with the reason: false, zero, null, or an object that is
+    /// empty, or whose `enabled` is false or whose `device` is none.
     pub(super) fn off(&mut self, features: &[(&'static str, &str)]) -> Result<(), ConfigError> {
         for (name, reason) in features {
             self.known.push(name);
             let Some(value) = self.left.remove(*name) else { continue };
             let switch = value.get("enabled").unwrap_or(&value);
             let nowhere = value.get("device").is_some_and(|device| device == "none");
-            let is_off = switch.is_null() || *switch == Value::Bool(false) || nowhere;
+            let is_empty = value.as_object().is_some_and(Map::is_empty);
+            let is_off = switch.is_null() || *switch == Value::Bool(false) || nowhere || is_empty;
             if !is_off && switch.as_f64() != Some(0.0) {
                 return Err(ConfigError::Refused {
                     field: self.path(name),
@@ -177,6 +257,14 @@ impl Section {
         let nearest = nearest.map(|known| self.path(known));
         Err(ConfigError::UnknownField { field: self.path(name), nearest })
     }
+}
+
+fn not_negative(value: &Value) -> Option<f64> {
+    value.as_f64().filter(|number| *number >= 0.0 && number.is_finite())
+}
+
+fn quoted<T>(names: &[(&str, T)]) -> String {
+    names.iter().map(|(name, _)| format!("\"{name}\"")).collect::<Vec<_>>().join(", ")
 }
 
 /// A value on one line that is not long.

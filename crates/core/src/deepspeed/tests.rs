@@ -41,6 +41,8 @@ fn a_configuration_as_people_have_it_is_honoured() {
             weight_decay: 0.1,
             rule: RuleSettings::AdamW(adam),
         }),
+        scheduler: None,
+        log_level: None,
         steps_per_print: Some(10),
         last_batch: LastBatch::Kept,
     };
@@ -96,7 +98,14 @@ fn what_is_refused_says_why_and_what_to_write() {
         (r#"{"bf16": {"enabled": "auto"}}"#, "`bf16.enabled = \"auto\"`", "true or false"),
         (r#"{"prescale_gradients": true}"#, "`prescale_gradients = true`", "sums over ranks"),
         (r#"{"gradient_predivide_factor": 2.0}"#, "`gradient_predivide_factor = 2`", "the mean"),
-        (r#"{"scheduler": {"type": "WarmupLR"}}"#, "`scheduler = {", "as lr_scheduler"),
+        (r#"{"scheduler": {"type": "StepLR"}}"#, "`scheduler.type = \"StepLR\"`", "lr_scheduler"),
+        (r#"{"scheduler": {"type": "Warmup"}}"#, "`scheduler.type = \"Warmup\"`", "\"OneCycle\""),
+        (r#"{"scheduler": {}}"#, "`scheduler.type = null`", "\"WarmupLR\""),
+        (
+            r#"{"bf16": {"enabled": true}, "data_types": {"param_dtype": "fp32"}}"#,
+            "`data_types.param_dtype = fp32`",
+            "leave param_dtype out",
+        ),
         (r#"{"flops_profiler": {"enabled": true}}"#, "`flops_profiler = {", "leave the field"),
         (
             r#"{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}"#,
@@ -108,7 +117,8 @@ fn what_is_refused_says_why_and_what_to_write() {
         (r#"{"gradient_clipping": -1}"#, "`gradient_clipping = -1`", "0 or more"),
         (r#"{"gradient_accumulation_steps": 0}"#, "`gradient_accumulation_steps = 0`", "1 or"),
         (r#"{"communication_data_type": "int8"}"#, "`communication_data_type", "\"bf16\""),
-        (r#"{"optimizer": {"type": "Lamb"}}"#, "`optimizer.type = \"Lamb\"`", "\"SGD\""),
+        (r#"{"optimizer": {"type": "lamb"}}"#, "`optimizer.type = \"lamb\"`", "\"AdamW\""),
+        (r#"{"optimizer": {"type": "Xyzzy"}}"#, "`optimizer.type = \"Xyzzy\"`", "\"SGD\""),
         (r#"{"optimizer": {}}"#, "`optimizer.type = null`", "\"AdamW\""),
         (r#"{"bf16": true}"#, "`bf16 = true`", "an object of fields"),
     ] {
@@ -132,14 +142,88 @@ fn losses_of_fp16_models_are_scaled_as_deepspeed_does() {
     assert!(read(r#"{"fp16": {"enabled": true, "initial_scale_power": 128}}"#).is_err());
 }
 
+fn optimizer(kind: &str, params: &str) -> OptimizerSettings {
+    let text = format!(r#"{{"optimizer": {{"type": "{kind}", "params": {params}}}}}"#);
+    read(&text).unwrap().optimizer.unwrap()
+}
+
 #[test]
 fn adam_decouples_weight_decay_unless_told_not_to() {
-    let rule = |params: &str| {
-        let text = format!(r#"{{"optimizer": {{"type": "Adam", "params": {params}}}}}"#);
-        read(&text).unwrap().optimizer.unwrap().rule
+    for name in ["Adam", "FusedAdam", "DeepSpeedCPUAdam"] {
+        assert!(matches!(optimizer(name, "{}").rule, RuleSettings::AdamW(_)));
+        let coupled = optimizer(name, r#"{"adam_w_mode": false}"#);
+        assert!(matches!(coupled.rule, RuleSettings::Adam(_)));
+    }
+    assert_eq!(optimizer("AdamW", "{}").weight_decay, 0.0);
+    assert_eq!(optimizer("AdamW", r#"{"torch_adam": true, "fused": true}"#).weight_decay, 0.01);
+}
+
+#[test]
+fn every_rule_has_the_defaults_of_deepspeed() {
+    let adagrad =
+        RuleSettings::Adagrad { lr_decay: 0.0, initial_accumulator_value: 0.0, eps: 1e-10 };
+    let adam = AdamSettings { betas: [0.9, 0.999], eps: 1e-8 };
+    for (name, lr, rule) in [
+        ("adam", 1e-3, RuleSettings::AdamW(adam)),
+        ("SGD", 1e-3, RuleSettings::Sgd { momentum: 0.0, nesterov: false }),
+        ("Lion", 1e-3, RuleSettings::Lion { betas: [0.9, 0.999] }),
+        ("DeepSpeedCPUAdagrad", 1e-2, adagrad),
+    ] {
+        assert_eq!(optimizer(name, "{}"), OptimizerSettings { lr, weight_decay: 0.0, rule });
+    }
+    let settings = r#"{"lr_decay": 0.5, "initial_accumulator_value": 2, "eps": 1e-3}"#;
+    let given = RuleSettings::Adagrad { lr_decay: 0.5, initial_accumulator_value: 2.0, eps: 1e-3 };
+    assert_eq!(optimizer("Adagrad", settings).rule, given);
+}
+
+fn scheduler(kind: &str, params: &str) -> Result<SchedulerSettings, ConfigError> {
+    let text = format!(r#"{{"scheduler": {{"type": "{kind}", "params": {params}}}}}"#);
+    read(&text).map(|config| config.scheduler.unwrap())
+}
+
+#[test]
+fn a_schedule_has_the_parameters_that_the_file_gives() {
+    use SchedulerValue::{Integer, Name, Number, PerGroup, Switch};
+    let warmup = scheduler(
+        "warmuplr",
+        r#"{"warmup_min_lr": 0, "warmup_max_lr": [1e-3, 2e-3], "warmup_num_steps": 1e2,
+            "warmup_type": "linear", "last_batch_iteration": -1}"#,
+    );
+    let expected = SchedulerSettings {
+        kind: SchedulerKind::WarmupLr,
+        params: vec![
+            ("warmup_min_lr", Number(0.0)),
+            ("warmup_max_lr", PerGroup(vec![1e-3, 2e-3])),
+            ("warmup_num_steps", Integer(100)),
+            ("warmup_type", Name("linear")),
+            ("last_batch_iteration", Integer(-1)),
+        ],
     };
-    assert!(matches!(rule("{}"), RuleSettings::AdamW(_)));
-    assert!(matches!(rule(r#"{"adam_w_mode": false}"#), RuleSettings::Adam(_)));
+    assert_eq!(warmup, Ok(expected));
+    let cycle = r#"{"cycle_min_lr": 1, "cycle_max_lr": 2, "cycle_momentum": false,
+                    "decay_mom_rate": -0.5}"#;
+    let params = scheduler("OneCycle", cycle).unwrap().params;
+    assert_eq!(params[2..], [("cycle_momentum", Switch(false)), ("decay_mom_rate", Number(-0.5))]);
+    assert_eq!(scheduler("LRRangeTest", "{}").unwrap().params, []);
+}
+
+#[test]
+fn a_schedule_is_refused_by_parameter() {
+    for (kind, params, said) in [
+        ("WarmupDecayLR", "{}", "`scheduler.params.total_num_steps = null`"),
+        ("WarmupCosineLR", "{}", "`scheduler.params.total_num_steps = null`"),
+        ("OneCycle", r#"{"cycle_min_lr": 1}"#, "`scheduler.params.cycle_max_lr = null`"),
+        ("WarmupLR", r#"{"warmup_type": "cubic"}"#, "allowed: \"log\", \"linear\""),
+        ("WarmupLR", r#"{"warmup_num_steps": 0}"#, "a whole number, 1 or more"),
+        ("WarmupLR", r#"{"warmup_max_lr": [1, "auto"]}"#, "one for each optimizer group"),
+        ("WarmupLR", r#"{"warmup_max_lr": "auto"}"#, "one for each optimizer group, or leave"),
+        ("WarmupLR", r#"{"last_batch_iteration": -2}"#, "a whole number, -1 or more"),
+        ("WarmupCosineLR", r#"{"total_num_steps": 9, "warmup_max_lr": 1}"#, "unknown field"),
+        ("OneCycle", r#"{"cycle_min_lr": 1, "cycle_max_lr": 2, "decay_mom_rate": "x"}"#, "number"),
+    ] {
+        let refused = scheduler(kind, params).unwrap_err().to_string();
+        assert!(refused.contains(said), "{kind} {params}: {refused}");
+    }
 }
 
 #[test]
