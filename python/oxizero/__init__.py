@@ -10,28 +10,57 @@
 
 Optimizer states and gradients are sharded over the ranks of one machine, as the configuration's
 `zero_optimization.stage` says; in stage 3 the weights too, which are whole only while their module
-runs. Ranks are started by `torchrun`; a plain `python` is a
-world of one. `oxizero.utils` reads and writes whole gradients, master weights and optimizer states.
+runs. Ranks are started by `torchrun`; a plain `python` is a world of one. `oxizero.utils` reads and
+writes whole gradients, master weights and optimizer states.
+
+`import oxizero as deepspeed` is what a script needs that was written for DeepSpeed: `ops`, `comm`,
+`checkpointing`, `lr_schedules` and `accelerator` have its names.
 """
 
-from oxizero import utils, zero
-from oxizero._oxizero import CommError, ConfigError, EngineError
+from oxizero import (
+    accelerator,
+    checkpointing,
+    comm,
+    lr_schedules,
+    ops,
+    runtime,
+    utils,
+    zero,
+)
+from oxizero._oxizero import CommError, ConfigError, EngineError, __version__
+from oxizero.accelerator import get_accelerator
+from oxizero.arguments import add_config_arguments
 from oxizero.engine import Engine
+from oxizero.log import log_dist, logger
 from oxizero.optimizer import Optimizer
 from oxizero.splits import mark_expert, mark_split
 from oxizero.start import initialize
 from oxizero.world import init_distributed
 
+DeepSpeedEngine = Engine
+
 __all__ = [
     "CommError",
     "ConfigError",
+    "DeepSpeedEngine",
     "Engine",
     "EngineError",
     "Optimizer",
+    "__version__",
+    "accelerator",
+    "add_config_arguments",
+    "checkpointing",
+    "comm",
+    "get_accelerator",
     "init_distributed",
     "initialize",
+    "log_dist",
+    "logger",
+    "lr_schedules",
     "mark_expert",
     "mark_split",
+    "ops",
+    "runtime",
     "utils",
     "zero",
 ]

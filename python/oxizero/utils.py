@@ -25,6 +25,7 @@ from oxizero.leaves import (
     unset_z3_leaf_modules,
     z3_leaf_module,
 )
+from oxizero.log import log_dist, logger
 from oxizero.splits import local
 from oxizero.weights import capsule, tensor
 

@@ -9,6 +9,7 @@ from oxizero._oxizero import ConfigError
 
 _deadline = timedelta(minutes=10)
 _engines = 0
+_is_initialized = False
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,18 @@ def place():
     return Place(rank=rank, local_rank=_number("LOCAL_RANK", rank), size=size)
 
 
-def meeting():
-    """What the engine needs to meet the others. Engines of one process meet in the order in which
-    they are made, each in a world of its own."""
-    global _engines
+def meeting(name=None):
+    """What ranks need to meet the others, in the world of that name. Without a name it is an
+    engine's: engines of one process meet in the order in which they are made, each in a world of
+    its own."""
+    global _engines, _is_initialized
+    _is_initialized = True
     here = place()
+    if name is None:
+        name = str(_engines)
+        _engines += 1
     names = ["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"]
-    parts = [os.environ.get(name, "") for name in names] + [str(os.getuid()), str(_engines)]
-    _engines += 1
+    parts = [os.environ.get(part, "") for part in names] + [str(os.getuid()), name]
     socket = "oxizero-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
     deadline = _deadline.total_seconds()
     return {"rank": here.rank, "size": here.size, "socket": socket, "deadline": deadline}
@@ -51,7 +56,7 @@ def meeting():
 def init_distributed(dist_backend=None, timeout=None, **others):
     """Says how long a rank waits for another (`timeout`, a timedelta). Ranks meet in `initialize`,
     so that nothing else is to be done; `torch.distributed` is not started."""
-    global _deadline
+    global _deadline, _is_initialized
     if dist_backend not in (None, "native"):
         raise ConfigError(
             f"dist_backend = {dist_backend!r} is not available; the back end is native: shared "
@@ -62,6 +67,12 @@ def init_distributed(dist_backend=None, timeout=None, **others):
             raise ConfigError(f"init_distributed({name}={value!r}): ranks follow torchrun's names")
     if timeout is not None:
         _deadline = timeout
+    _is_initialized = True
+
+
+def is_initialized():
+    """Whether somebody asked for the world."""
+    return _is_initialized
 
 
 def _number(name, default):

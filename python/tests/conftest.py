@@ -14,7 +14,7 @@ torch.set_num_threads(1)
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
 
 
-def _free_port():
+def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -42,7 +42,7 @@ def _child(pipe, rank, size, port, test, args):
 def run_ranks(size, test, *args):
     """Calls `test(rank, *args)` as so many ranks; what each returned, in rank order."""
     context = multiprocessing.get_context("fork")
-    port = _free_port()
+    port = free_port()
     ranks = []
     for rank in range(size):
         receiver, sender = context.Pipe(duplex=False)

@@ -13,6 +13,7 @@ mod error;
 mod gathered;
 mod launch;
 mod optimizer;
+mod ranks;
 mod setup;
 #[expect(unsafe_code, reason = "memory that torch and the engine share, behind a safe face")]
 mod tensor;
@@ -32,4 +33,10 @@ mod _oxizero {
     use crate::error::{CommError, ConfigError, EngineError};
     #[pymodule_export]
     use crate::launch::command;
+    #[pymodule_export]
+    use crate::ranks::Ranks;
+    /// The package's version.
+    #[pymodule_export]
+    #[expect(non_upper_case_globals, reason = "Python's name of it")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
 }
