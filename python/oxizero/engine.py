@@ -5,7 +5,7 @@ import weakref
 
 import torch
 
-from oxizero import _oxizero, registry, units, world
+from oxizero import _oxizero, pieces, registry, units, world
 from oxizero._oxizero import EngineError
 from oxizero.lr_schedules import check_metrics
 from oxizero.optimizer import groups
@@ -73,6 +73,7 @@ class Engine(torch.nn.Module):
             self._sharded = Sharded(self._core, self._weights, found, module)
         else:
             self._weights.alias(self._core)
+        self._take_pieces()
         self._broadcast_buffers()
         registry.add(self, self._weights.params)
         self._hooks = [
@@ -297,6 +298,19 @@ class Engine(torch.nn.Module):
         self._in_pass, self._pass_scale = False, None
         if self._sharded is not None:
             self._sharded.reset()
+
+    def _take_pieces(self):
+        """Parameters that were made inside of `zero.Init` get their values, one by one."""
+        for index, param in enumerate(self._weights.params):
+            if pieces.find(param) is None:
+                continue
+            with pieces.taken(param) as values:
+                if self._weights.groups[index] is not None:
+                    self._core.set_full_param(index, capsule(values))
+                elif self._sharded is None:
+                    param.data.copy_(values)
+                else:
+                    self._sharded.bucket_of(param).write(param, values)
 
     def _broadcast_buffers(self):
         others = [buffer for buffer in self.module.buffers() if buffer.numel() > 0]

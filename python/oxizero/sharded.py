@@ -87,6 +87,13 @@ class Bucket:
         self._core.take_over_gathered(self.index, capsule(self.flat))
         self._versions = [param._version for param in self.params]
 
+    def write(self, param, values):
+        """Gives a parameter other values, on every rank; a collective call."""
+        self.hold()
+        param.data.copy_(values)
+        self.take_over()
+        self.let_go()
+
     def discard(self):
         """What was written is lost, and is to be."""
         self._versions = [param._version for param in self.params]

@@ -3,6 +3,7 @@
 import torch
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
+from oxizero import pieces
 from oxizero._oxizero import ConfigError, EngineError
 from oxizero.splits import is_dtensor, local
 
@@ -70,7 +71,7 @@ class Weights:
                 "dtype": str(dtype).removeprefix("torch."),
                 "group": group,
                 "unit": unit_of.get(id(param), 0),
-                "initial": capsule(local(param)),
+                "initial": None if pieces.find(param) else capsule(local(param)),
             }
             for param, names, group, dtype in zip(
                 self.params, self.names, self.groups, self.dtypes, strict=True

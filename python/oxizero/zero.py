@@ -1,14 +1,23 @@
-"""Whole weights where they rest sharded, with DeepSpeed's names."""
+"""Weights that rest sharded, from the start and made whole for a while, with DeepSpeed's names."""
 
 from collections.abc import Iterable
 
 import torch
 
-from oxizero import registry, units
-from oxizero._oxizero import ConfigError
+from oxizero import pieces, registry, units
+from oxizero._oxizero import ConfigError, EngineError
 from oxizero.calls import hold, let_go
+from oxizero.init import Init
 from oxizero.splits import local
 from oxizero.weights import capsule
+
+
+__all__ = [
+    "GatheredParameters",
+    "Init",
+    "register_external_parameter",
+    "unregister_external_parameter",
+]
 
 
 class GatheredParameters:
@@ -28,21 +37,23 @@ class GatheredParameters:
             )
         self._modifier = modifier_rank
         self._params = _listed(params) if enabled else []
-        self._buckets, self._resting = [], []
+        self._buckets, self._resting, self._pieces = [], [], []
 
     def __enter__(self):
-        buckets = {}
+        buckets, found = {}, {}
         self._resting = []
         for param in self._params:
             engine = registry.engine_of(param)
             if engine is None:
-                continue
-            if engine._sharded is None:
+                if pieces.find(param) is not None:
+                    found[pieces.find(param)] = (param, param._version)
+            elif engine._sharded is None:
                 self._resting.append((engine, param))
             else:
                 buckets[engine._sharded.bucket_of(param)] = engine
         self._buckets = list(buckets.items())
-        hold(bucket for bucket, _ in self._buckets)
+        self._pieces = list(found.items())
+        hold([piece for piece, _ in self._pieces] + [bucket for bucket, _ in self._buckets])
 
     def __exit__(self, kind, *_):
         try:
@@ -52,7 +63,13 @@ class GatheredParameters:
             elif self._modifier is not None:
                 self._write()
         finally:
-            let_go(bucket for bucket, _ in self._buckets)
+            let_go([bucket for bucket, _ in self._buckets] + [piece for piece, _ in self._pieces])
+        for _, (param, version) in self._pieces:
+            if kind is None and self._modifier is None and param._version != version:
+                raise EngineError(
+                    "a parameter was written inside of GatheredParameters, which is lost; say "
+                    "whose values count, with modifier_rank=0"
+                )
 
     def _write(self):
         for bucket, engine in self._buckets:
@@ -62,6 +79,8 @@ class GatheredParameters:
             flat = local(param).detach().view(-1).view(torch.uint8)
             engine._core.broadcast([capsule(flat)], self._modifier)
             torch.autograd.graph.increment_version(local(param))
+        for piece, _ in self._pieces:
+            piece.share(self._modifier)
 
 
 def register_external_parameter(module, parameter):

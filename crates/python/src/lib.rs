@@ -11,6 +11,7 @@ mod config;
 mod engine;
 mod error;
 mod gathered;
+mod group;
 mod launch;
 mod optimizer;
 mod ranks;
@@ -31,6 +32,8 @@ mod _oxizero {
     use crate::engine::Engine;
     #[pymodule_export]
     use crate::error::{CommError, ConfigError, EngineError};
+    #[pymodule_export]
+    use crate::group::Group;
     #[pymodule_export]
     use crate::launch::command;
     #[pymodule_export]

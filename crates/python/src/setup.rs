@@ -35,8 +35,8 @@ pub(crate) struct Param<'py> {
     group: Option<usize>,
     /// What is gathered together, where weights rest sharded: numbered from 0.
     unit: usize,
-    /// Weights of any dtype.
-    pub(crate) initial: Tensor<'py>,
+    /// Weights of any dtype; `None` for zeros.
+    pub(crate) initial: Option<Tensor<'py>>,
 }
 
 /// Where this rank is, and how it finds the others.
@@ -81,11 +81,12 @@ fn spec(param: &Param<'_>, arrangement: &Arrangement) -> PyResult<ParamSpec> {
     };
     let named = |error: PyErr| PyValueError::new_err(format!("parameter `{name}`: {error}"));
     let dtype = dtype(&param.dtype).map_err(named)?;
-    let initial = param.initial.view().map_err(named)?;
     let spec = ParamSpec::new(name, &param.shape, dtype, UnitId(param.unit));
-    if initial.numel() != spec.numel() {
-        let (has, wants) = (initial.numel(), spec.numel());
-        return Err(named(PyValueError::new_err(format!("{has} initial weights of {wants}"))));
+    if let Some(initial) = &param.initial {
+        let (has, wants) = (initial.view().map_err(named)?.numel(), spec.numel());
+        if has != wants {
+            return Err(named(PyValueError::new_err(format!("{has} initial weights of {wants}"))));
+        }
     }
     Ok(ParamSpec {
         aliases: aliases.to_vec(),
@@ -96,9 +97,9 @@ fn spec(param: &Param<'_>, arrangement: &Arrangement) -> PyResult<ParamSpec> {
     })
 }
 
-/// The weights that parameters start from.
-pub(crate) fn initial<'a>(params: &'a [Param<'_>]) -> PyResult<Vec<View<'a>>> {
-    params.iter().map(|param| param.initial.view()).collect()
+/// The weights that parameters start from, other than zeros.
+pub(crate) fn initial<'a>(params: &'a [Param<'_>]) -> PyResult<Vec<Option<View<'a>>>> {
+    params.iter().map(|param| param.initial.as_ref().map(Tensor::view).transpose()).collect()
 }
 
 /// Which dtype is the model's, where parameters have several: that of the most elements.
@@ -143,7 +144,9 @@ pub(crate) fn optimizer(groups: &[Group]) -> PyResult<OptimizerSetup> {
     })
 }
 
-/// Writes initial weights as f32.
-pub(crate) fn write_initial(initial: &[View<'_>], param: ParamId, weights: &mut [f32]) {
-    cast(initial[param.0], ViewMut::F32(weights));
+/// Writes initial weights as f32, over zeros.
+pub(crate) fn write_initial(initial: &[Option<View<'_>>], param: ParamId, weights: &mut [f32]) {
+    if let Some(initial) = initial[param.0] {
+        cast(initial, ViewMut::F32(weights));
+    }
 }
