@@ -11,6 +11,15 @@ _deadline = timedelta(minutes=10)
 _engines = 0
 _is_initialized = False
 
+# Arguments of DeepSpeed's `init_distributed` that ask for nothing else than what is done.
+_NO_REQUEST = {
+    "auto_mpi_discovery": (None, True, False),
+    "verbose": (None, True, False),
+    "dist_init_required": (None, True, False),
+    "rank": (None, -1),
+    "world_size": (None, -1),
+}
+
 
 @dataclass(frozen=True)
 class Place:
@@ -63,7 +72,7 @@ def init_distributed(dist_backend=None, timeout=None, **others):
             "memory on the CPU"
         )
     for name, value in others.items():
-        if value is not None:
+        if value not in _NO_REQUEST.get(name, (None,)):
             raise ConfigError(f"init_distributed({name}={value!r}): ranks follow torchrun's names")
     if timeout is not None:
         _deadline = timeout

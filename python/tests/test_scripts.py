@@ -147,8 +147,10 @@ def test_a_group_is_torchs():
 def test_ranks_know_each_other_once_somebody_asked(monkeypatch):
     monkeypatch.setattr("oxizero.world._is_initialized", False)
     assert not comm.is_initialized()
-    oxizero.init_distributed()
+    oxizero.init_distributed(auto_mpi_discovery=False, verbose=True, rank=-1)
     assert comm.is_initialized()
+    with pytest.raises(oxizero.ConfigError, match="init_distributed.rank=1"):
+        oxizero.init_distributed(rank=1)
 
 
 def test_checkpointing_is_configured_or_refused_by_name(tmp_path):
