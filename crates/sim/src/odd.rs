@@ -13,6 +13,11 @@ pub const ADAM: Rule = Rule::Adam { beta1: 0.4, beta2: 0.99, eps: 1e-6 };
 /// SGD with momentum.
 pub const SGD: Rule = Rule::Sgd { momentum: 0.9 };
 
+/// Lion.
+pub const LION: Rule = Rule::Lion { beta1: 0.9, beta2: 0.97 };
+/// Adagrad.
+pub const ADAGRAD: Rule = Rule::Adagrad { eps: 1e-10 };
+
 /// A small model with everything that is odd about parameters.
 pub fn model_of(options: EngineOptions) -> Trial {
     let model = options.precision.model;

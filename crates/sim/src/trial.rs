@@ -10,7 +10,10 @@ use oxizero::{
 use oxizero_comm::Communicator;
 use oxizero_core::{DType, Numel, ParamId, ParamSpec, UnitId};
 use oxizero_device::{Buffer, Storage, View, ViewMut, kernels};
-use oxizero_optim::{Adam, AdamW, LrSchedule, MomentOptions, Momentum, OptimError, Optimizer, Sgd};
+use oxizero_optim::{
+    Adagrad, AdagradOptions, Adam, AdamW, Lion, LionOptions, LrSchedule, MomentOptions, Momentum,
+    OptimError, Optimizer, Sgd,
+};
 
 use crate::opaque::{OnOpaque, Opaque};
 use crate::oracle::{MicroBatch, Pass, Rule};
@@ -409,6 +412,10 @@ pub fn optimizer(rule: Rule) -> Result<Box<dyn Optimizer>, OptimError> {
     Ok(match rule {
         Rule::AdamW { beta1, beta2, eps } => Box::new(AdamW::new(adam(beta1, beta2, eps))?),
         Rule::Adam { beta1, beta2, eps } => Box::new(Adam::new(adam(beta1, beta2, eps))?),
+        Rule::Lion { beta1, beta2 } => Box::new(Lion::new(LionOptions { beta1, beta2 })?),
+        Rule::Adagrad { eps } => {
+            Box::new(Adagrad::new(AdagradOptions { eps, ..AdagradOptions::default() })?)
+        }
         Rule::Sgd { momentum } => Box::new(Sgd::new(Momentum::Classical(momentum))?),
     })
 }

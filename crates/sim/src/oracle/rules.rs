@@ -27,6 +27,18 @@ impl State {
                     let grad = flush(grad + decay as f32 * *weight, GRAD_MIN);
                     *weight -= adam(grad, first, second, [beta1, beta2, eps, lr], step);
                 }
+                Rule::Lion { beta1, beta2 } => {
+                    let [direction, average] = [beta1, beta2]
+                        .map(|beta| *first * beta as f32 + grad * (1.0 - beta) as f32);
+                    let sign = f32::from(i8::from(direction > 0.0) - i8::from(direction < 0.0));
+                    *weight = *weight * (1.0 - lr * decay) as f32 - lr as f32 * sign;
+                    *first = flush(average, GRAD_MIN);
+                }
+                Rule::Adagrad { eps } => {
+                    let grad = flush(grad + decay as f32 * *weight, GRAD_MIN);
+                    *first += flush(grad, ROOT_MIN).powi(2);
+                    *weight -= lr as f32 * grad / (first.sqrt() + eps as f32);
+                }
                 Rule::Sgd { momentum } => {
                     let grad = flush(grad + decay as f32 * *weight, GRAD_MIN);
                     *first = flush(momentum as f32 * *first + grad, GRAD_MIN);

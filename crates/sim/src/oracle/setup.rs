@@ -151,6 +151,18 @@ pub enum Rule {
         /// Added to the denominator.
         eps: f64,
     },
+    /// Lion; its decay shrinks the weights beside the update.
+    Lion {
+        /// The average's part of the direction.
+        beta1: f64,
+        /// The average's factor.
+        beta2: f64,
+    },
+    /// Adagrad; its decay is added to the gradient.
+    Adagrad {
+        /// Added to the denominator.
+        eps: f64,
+    },
     /// Gradient descent; its decay is added to the gradient.
     Sgd {
         /// How much of the last update stays; 0 for none.

@@ -54,7 +54,7 @@ impl Trial {
 
     fn kept(&self, state: &State, spec: &ParamSpec) -> Vec<Vec<f32>> {
         let count = match self.rule {
-            Rule::Sgd { .. } => 1,
+            Rule::Sgd { .. } | Rule::Lion { .. } | Rule::Adagrad { .. } => 1,
             Rule::Adam { .. } | Rule::AdamW { .. } => 2,
         };
         let all = [&state.master, &state.first, &state.second].map(Vec::clone);

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use oxizero::{EngineOptions, GroupOptions, Norm, Reduction};
 use oxizero_core::{Bucketing, Bytes, DType, LossScale, LossScaling, Precision, Random, Stage};
-use oxizero_sim::odd::{ADAM, ADAMW, SGD, backward, model_of};
+use oxizero_sim::odd::{ADAGRAD, ADAM, ADAMW, LION, SGD, backward, model_of};
 use oxizero_sim::oracle::Rule;
 use oxizero_sim::trial::{At, Ends, Reads, Trained, Trial};
 use oxizero_sim::watched::{Delays, Plan};
@@ -41,7 +41,7 @@ fn stage_3_trains_as_the_oracle() {
 
 /// Ranks x accumulation x clipping x dtype x bucket sizes; the rule changes along the way.
 fn each_choice(stage: Stage) {
-    let mut rules = [ADAMW, ADAM, SGD].into_iter().cycle();
+    let mut rules = [ADAMW, ADAM, SGD, LION, ADAGRAD].into_iter().cycle();
     for ranks in 1..=4 {
         for accumulation in 1..=3 {
             for clip_norm in [None, Some(2.5)] {
@@ -126,7 +126,7 @@ fn tiny_gradients_train_as_the_oracle() {
     for stage in [Stage::Zero0, Stage::Zero3] {
         // Next to an eps this small, even the smallest second moment shows in the weights.
         let bare = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-30 };
-        for rule in [bare, ADAMW, ADAM, SGD] {
+        for rule in [bare, ADAMW, ADAM, SGD, LION, ADAGRAD] {
             for clip_norm in [None, Some(1.0)] {
                 let precision = Precision::of_model(DType::F32);
                 let options = EngineOptions { clip_norm, ..EngineOptions::new(stage, precision) };
