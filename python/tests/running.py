@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-OXIZERO = [sys.executable, "-m", "oxizero.command"]
+OXIZERO = [sys.executable, "-c", "import oxizero_command; oxizero_command.main()"]
 
 
 def run(command, cwd=None):

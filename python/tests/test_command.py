@@ -49,4 +49,4 @@ def test_the_installed_package_has_the_command():
     except metadata.PackageNotFoundError:
         return  # run from the sources
     commands = {entry.name: entry.value for entry in package.entry_points}
-    assert commands == {"oxizero": "oxizero.command:main"}
+    assert commands == {"oxizero": "oxizero_command:main"}

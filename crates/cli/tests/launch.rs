@@ -181,6 +181,17 @@ fn lines_have_their_rank_in_front_if_asked_for() {
     assert_eq!(stderr.lines().collect::<BTreeSet<_>>(), ["[0] err", "[1] err"].into());
 }
 
+/// As if each rank wrote there itself.
+#[test]
+fn a_rank_whose_output_nobody_reads_learns_it() {
+    let place = Place::new();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let script = "while echo line; do :; done";
+    let output = place.shell(&[], script).stdout(writer).output().unwrap();
+    assert!([1, 2, 128 + 13].contains(&output.status.code().unwrap()), "{output:?}");
+}
+
 #[test]
 fn a_signal_ends_the_ranks_and_what_they_started() {
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {

@@ -2,7 +2,7 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, Stdio};
@@ -98,14 +98,15 @@ fn run(launch: &Launch, python: &OsStr) -> Result<u8, Failure> {
     for rank in 0..launch.ranks {
         let mut command = command_of(launch, python);
         command.envs(environment(launch, rank, port)).stdin(Stdio::null()).stderr(Stdio::piped());
-        if launch.prefix {
+        if by_lines(launch) {
             command.stdout(Stdio::piped());
         }
         let child = ranks
             .start(rank, &mut command)
             .map_err(|error| Failure::of_program(command.get_program(), &error))?;
         let prefix = launch.prefix.then(|| format!("[{rank}] "));
-        let stdout = child.stdout.take().map(|from| forward(from, io::stdout(), prefix.clone()));
+        let whole_lines = Some(prefix.clone().unwrap_or_default());
+        let stdout = child.stdout.take().map(|from| forward(from, io::stdout(), whole_lines));
         let stderr = child.stderr.take().expect("standard error is piped");
         outputs.push((stdout, forward(stderr, io::stderr(), prefix)));
     }
@@ -117,6 +118,12 @@ fn run(launch: &Launch, python: &OsStr) -> Result<u8, Failure> {
         return Ok(128 + u8::try_from(signal.as_raw()).expect("signals are few"));
     }
     Ok(first_failure(ended, tails).map_or(0, |(ended, tail)| report(launch, &ended, &tail)))
+}
+
+/// Whether standard output is passed on, in whole lines. A terminal is the ranks' own: what they
+/// write to it has ends of lines, and they may ask it for its width.
+fn by_lines(launch: &Launch) -> bool {
+    launch.prefix || !io::stdout().is_terminal()
 }
 
 /// Is set to the signal that asks the command to end; a second SIGINT ends it, and the ranks with
@@ -132,14 +139,20 @@ fn stop() -> io::Result<Arc<AtomicUsize>> {
 }
 
 fn command_of(launch: &Launch, python: &OsStr) -> Command {
-    let (program, first): (_, &[&OsStr]) = match &launch.program {
-        // Unbuffered, so that what a rank has written is not lost with it.
-        Program::Script(path) => (python, &["-u".as_ref(), path]),
-        Program::Module(name) => (python, &["-u".as_ref(), "-m".as_ref(), name]),
-        Program::Command(program) => (program.as_os_str(), &[]),
+    let mut command = match &launch.program {
+        Program::Script(_) | Program::Module(_) => Command::new(python),
+        Program::Command(program) => Command::new(program),
     };
-    let mut command = Command::new(program);
-    command.args(first).args(&launch.arguments);
+    if !matches!(launch.program, Program::Command(_)) && by_lines(launch) {
+        // Unbuffered, so that what a rank has written comes at once, and is not lost with it.
+        command.arg("-u");
+    }
+    match &launch.program {
+        Program::Script(path) => command.arg(path),
+        Program::Module(name) => command.arg("-m").arg(name),
+        Program::Command(_) => &mut command,
+    };
+    command.args(&launch.arguments);
     command
 }
 

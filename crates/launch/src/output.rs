@@ -8,8 +8,10 @@ use std::time::{Duration, Instant};
 
 /// Lines kept: a Python traceback and what led to it.
 const LINES_KEPT: usize = 100;
-/// Bytes kept of a line that does not end, such as a progress bar's.
+/// Bytes kept as one line where there is no end of it, as in a progress bar.
 const LINE_BYTES_MAX: usize = 4096;
+/// Bytes of a line that are held back for its end.
+const HELD_BYTES_MAX: usize = 1 << 20;
 /// How long output may still come when its writer has ended, from whoever else has the pipe.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
@@ -19,7 +21,8 @@ pub(crate) struct Forwarded {
     thread: JoinHandle<()>,
 }
 
-/// Passes on all that comes from `from`. With a prefix it goes line by line, else as it comes.
+/// Passes on all that comes from `from`: whole lines with a prefix, which may be empty, or without
+/// one whatever comes, at once.
 pub(crate) fn forward(
     mut from: impl Read + Send + 'static,
     mut to: impl Write + Send + 'static,
@@ -33,11 +36,14 @@ pub(crate) fn forward(
         while let Ok(length @ 1..) = from.read(&mut chunk) {
             let chunk = &chunk[..length];
             kept.lock().unwrap_or_else(PoisonError::into_inner).add(chunk);
-            // Where nobody listens any more, the rank goes on.
-            let _unheard = match &mut lines {
+            let passed = match &mut lines {
                 None => to.write_all(chunk),
                 Some(lines) => lines.pass(chunk, &mut to),
             };
+            if passed.is_err() {
+                // Nobody listens any more; the rank learns it as if it had written there itself.
+                return;
+            }
         }
         let _unheard = lines.map_or(Ok(()), |mut lines| lines.end(&mut to));
     });
@@ -55,7 +61,7 @@ impl Forwarded {
     }
 }
 
-/// Whole lines, each with a prefix.
+/// Whole lines, each with a prefix, which may be empty.
 struct Lines {
     prefix: String,
     begun: Vec<u8>,
@@ -69,24 +75,29 @@ impl Lines {
     fn pass(&mut self, chunk: &[u8], to: &mut impl Write) -> io::Result<()> {
         for piece in chunk.split_inclusive(|byte| *byte == b'\n') {
             self.begun.extend_from_slice(piece);
-            if piece.ends_with(b"\n") || self.begun.len() > LINE_BYTES_MAX {
-                self.end(to)?;
+            if piece.ends_with(b"\n") || self.begun.len() > HELD_BYTES_MAX {
+                self.write(to)?;
             }
         }
         Ok(())
     }
 
+    /// Passes on a line that has no end; others' lines are not to go on in it.
     fn end(&mut self, to: &mut impl Write) -> io::Result<()> {
-        if self.begun.is_empty() {
-            return Ok(());
+        if !self.begun.is_empty() && !self.prefix.is_empty() {
+            self.begun.push(b'\n');
         }
-        // In one piece, so that the ranks' lines do not mix.
-        let mut line = [self.prefix.as_bytes(), &self.begun].concat();
-        self.begun.clear();
-        if !line.ends_with(b"\n") {
-            line.push(b'\n');
+        self.write(to)
+    }
+
+    /// In one piece, so that the ranks' lines do not mix.
+    fn write(&mut self, to: &mut impl Write) -> io::Result<()> {
+        if !self.begun.is_empty() {
+            let line = [self.prefix.as_bytes(), &self.begun].concat();
+            self.begun.clear();
+            to.write_all(&line)?;
         }
-        to.write_all(&line)
+        to.flush()
     }
 }
 
@@ -167,5 +178,10 @@ mod tests {
         lines.pass(b"c\n\nd", &mut written).unwrap();
         lines.end(&mut written).unwrap();
         assert_eq!(written, b"[1] a\n[1] bc\n[1] \n[1] d\n");
+        let (mut lines, mut written) = (Lines::new(String::new()), Vec::new());
+        lines.pass(b"a\nb", &mut written).unwrap();
+        assert_eq!(written, b"a\n");
+        lines.end(&mut written).unwrap();
+        assert_eq!(written, b"a\nb");
     }
 }
