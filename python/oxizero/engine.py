@@ -7,6 +7,8 @@ import torch
 
 from oxizero import _oxizero, pieces, registry, units, world
 from oxizero._oxizero import EngineError
+from oxizero.clipping import Clipping, unwatch, watch
+from oxizero.later import Later
 from oxizero.lr_schedules import check_metrics
 from oxizero.optimizer import groups
 from oxizero.sharded import Sharded
@@ -30,7 +32,14 @@ class _Scaled(torch.autograd.Function):
         return grad * ctx.scale, None, None
 
 
-class Engine(torch.nn.Module):
+class _Destroyed:
+    """What is left of an engine."""
+
+    def __getattr__(self, name):
+        raise EngineError("the engine was destroyed; initialize() makes another one of its model")
+
+
+class Engine(Clipping, Later, torch.nn.Module):
     """A model, its optimizer, and the ranks that train it together.
 
     A micro-batch is a forward, a backward (`engine.backward(loss)` or `loss.backward()`) and a
@@ -54,6 +63,8 @@ class Engine(torch.nn.Module):
         # Whether the pass that `backward` runs has ended: it does not where no parameter had a
         # gradient.
         self._pass_ended = False
+        # Whether one has since the last step.
+        self._backward_ended = False
         # What the gradients of the running backward are multiplied by; None for nothing.
         self._pass_scale = None
         self._forced_boundary = None
@@ -81,9 +92,11 @@ class Engine(torch.nn.Module):
             for index, param in self._weights.trained()
         ]
         optimizer.engine = self
+        watch(self)
 
     def forward(self, *args, **kwargs):
         """The model's forward."""
+        self._weights.check(self._core)
         return self.module(*args, **kwargs)
 
     def scale(self, loss):
@@ -112,10 +125,17 @@ class Engine(torch.nn.Module):
         if self.is_gradient_accumulation_boundary():
             check_metrics(self.lr_scheduler, lr_kwargs)
         self._weights.check_frozen()
+        self._weights.check(self._core)
+        if not self._backward_ended:
+            raise EngineError(
+                "step() ends a micro-batch, and no backward has ended since the last step(); "
+                "engine.step() and optimizer.step() are the same, and one of them is to be called"
+            )
         home = self._sharded or self._weights
         home.take_over(self._core)
         self._core.set_groups(groups(self.optimizer))
         outcome = self._core.step()
+        self._backward_ended = False
         self.micro_steps += 1
         if outcome["kind"] == "accumulated":
             self._accumulated = outcome["n"]
@@ -137,6 +157,7 @@ class Engine(torch.nn.Module):
         """Gives up the gradients that the window holds; between windows there are none."""
         self._core.discard_window()
         self._forget_pass()
+        self._backward_ended = False
         self._accumulated = 0
 
     @contextlib.contextmanager
@@ -147,6 +168,11 @@ class Engine(torch.nn.Module):
             yield
         finally:
             self._core.set_grad_sync(True)
+
+    def coalesce_grad_reduction(self):
+        """The gradients of several backward passes within it are reduced together. The same as
+        `no_sync`: they are reduced with the first backward after it, or in the step."""
+        return self.no_sync()
 
     def set_gradient_accumulation_boundary(self, is_boundary):
         """Whether the next steps end the window, whatever the configuration says; None for what it
@@ -246,13 +272,15 @@ class Engine(torch.nn.Module):
     def destroy(self):
         """Lets go of the model, which keeps its weights and trains as any other from then on, and
         leaves the world; a collective call."""
+        self._weights.release(self._core)
         for hook in self._hooks:
             hook.remove()
         registry.remove(self._weights.params)
         if self._sharded is not None:
             self._sharded.dissolve()
             self._sharded = None
-        self._core = None
+        unwatch(self)
+        self._core = _Destroyed()
 
     def _take(self, index, param):
         grad, param.grad = param.grad, None
@@ -289,7 +317,7 @@ class Engine(torch.nn.Module):
         _queue_callback(self._end_pass)
 
     def _end_pass(self):
-        self._in_pass, self._pass_ended = False, True
+        self._in_pass, self._pass_ended, self._backward_ended = False, True, True
         self._core.backward_end()
         if self._sharded is not None:
             self._sharded.pass_ended()

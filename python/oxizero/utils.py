@@ -60,7 +60,7 @@ def safe_get_full_grad(param):
 
 def safe_set_full_grad(param, value):
     """Replaces the whole gradient."""
-    _set_full(param, "set_full_grad", value)
+    _set(param, "set_full_grad", value)
 
 
 def safe_get_full_model_grads(model, scope="local"):
@@ -94,7 +94,7 @@ def safe_get_full_fp32_param(param):
 
 def safe_set_full_fp32_param(param, value):
     """Replaces the whole master weights, and the model's weights with them."""
-    _set_full(param, "set_full_param", value)
+    _set(param, "set_full_param", value)
 
 
 def safe_get_full_optimizer_state(param, optim_state_key):
@@ -104,7 +104,7 @@ def safe_get_full_optimizer_state(param, optim_state_key):
 
 def safe_set_full_optimizer_state(param, value, optim_state_key):
     """Replaces a whole optimizer state."""
-    _set_full(param, "set_full_state", value, optim_state_key)
+    _set(param, "set_full_state", value, optim_state_key)
 
 
 def safe_get_local_grad(param):
@@ -149,15 +149,6 @@ def _get_local(param, call, *key):
     found = registry.find(param)
     part = found and getattr(found[0], call)(found[1], *key)
     return None if part is None else tensor(part[1])
-
-
-def _set_full(param, call, value, *key):
-    shape = local(param).shape
-    if local(value).shape != shape:
-        raise EngineError(
-            f"a value of shape {tuple(value.shape)} for a parameter of shape {tuple(shape)}"
-        )
-    _set(param, call, value, *key)
 
 
 def _set(param, call, value, *key):

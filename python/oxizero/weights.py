@@ -99,6 +99,38 @@ class Weights:
                     "states are kept for it; set requires_grad before"
                 )
 
+    def check(self, core):
+        """Refuses writes to weights of which the machine's ranks have one copy."""
+        if not core.shares_weights:
+            return
+        for index, param in enumerate(self.params):
+            if local(param)._version != self._versions[index]:
+                raise EngineError(
+                    f"parameter `{self.names[index][0]}` was written, and all ranks of the machine "
+                    "have one copy of it, which each of them would write: write it in "
+                    "oxizero.zero.GatheredParameters(params, modifier_rank=0), or set "
+                    "`oxizero.share_weights` to false"
+                )
+
+    def take_over_shared(self, core, index, is_writer):
+        """One rank wrote a parameter of which the machine's ranks have one copy, while all were in
+        `GatheredParameters`."""
+        held = local(self.params[index])
+        if held._version != self._versions[index] and not is_writer:
+            raise EngineError(
+                f"parameter `{self.names[index][0]}` was written by a rank that is not the "
+                "modifier_rank of GatheredParameters, and all have one copy of it"
+            )
+        core.take_over_weights(index)
+        torch.autograd.graph.increment_version(held)
+        self._versions[index] = held._version
+
+    def release(self, core):
+        """Leaves the model memory of its own."""
+        if core.shares_weights:
+            for param in self.params:
+                local(param).data = local(param).data.clone()
+
     def take_over(self, core):
         """Weights that were written since the last step are the master weights from now on."""
         for index, param in enumerate(self.params):

@@ -52,6 +52,8 @@ class GatheredParameters:
             else:
                 buckets[engine._sharded.bucket_of(param)] = engine
         self._buckets = list(buckets.items())
+        for core in self._sharing():
+            core.barrier()  # nobody reads any more
         self._pieces = list(found.items())
         hold([piece for piece, _ in self._pieces] + [bucket for bucket, _ in self._buckets])
 
@@ -75,12 +77,27 @@ class GatheredParameters:
         for bucket, engine in self._buckets:
             engine._core.broadcast([capsule(bucket.flat.view(torch.uint8))], self._modifier)
             bucket.take_over()
+        for core in self._sharing():
+            core.barrier()  # the modifier has written
         for engine, param in self._resting:
+            if engine._core.shares_weights:
+                core, index = registry.find(param)
+                engine._weights.take_over_shared(
+                    core, index, engine.global_rank == self._modifier
+                )
+                continue
             flat = local(param).detach().view(-1).view(torch.uint8)
             engine._core.broadcast([capsule(flat)], self._modifier)
             torch.autograd.graph.increment_version(local(param))
         for piece, _ in self._pieces:
             piece.share(self._modifier)
+
+    def _sharing(self):
+        """The engines to whose shared weights one rank writes."""
+        if self._modifier is None:
+            return []
+        cores = {id(engine): engine._core for engine, _ in self._resting}
+        return [core for core in cores.values() if core.shares_weights]
 
 
 def register_external_parameter(module, parameter):

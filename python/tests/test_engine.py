@@ -179,7 +179,7 @@ def test_loss_backward_is_the_same_as_engine_backward():
     engine(3.0).backward()
     engine.step()
     assert engine.module.weight.tolist() == [-3.0] * 2
-    with pytest.raises(oxizero.EngineError, match="backward_end"):
+    with pytest.raises(oxizero.EngineError, match="no backward has ended"):
         engine.step()
 
 

@@ -148,6 +148,11 @@ impl Region {
         Loan(memory)
     }
 
+    /// Whether the memory was lent, and a borrower may have written there.
+    pub fn is_lent(&self) -> bool {
+        matches!(self.owner, Owner::Lent(_))
+    }
+
     /// The region's size.
     pub fn len(&self) -> Bytes {
         Bytes(self.len)

@@ -137,7 +137,7 @@ impl Engine {
         let divisor = self.begin_read("grad_norms", None)?;
         let norm = self.options.norm;
         let mut parts = vec![0.0; self.specs.len()];
-        for piece in self.measure(divisor).into_iter().filter(|piece| piece.counts) {
+        for piece in self.measure(norm, divisor).into_iter().filter(|piece| piece.counts) {
             norm.add(piece.measured, &mut parts[piece.param.0]);
         }
         let bytes: Vec<u8> = parts.iter().flat_map(|part| part.to_le_bytes()).collect();
@@ -162,7 +162,7 @@ impl Engine {
         self.begin_access(call, param, given)?;
         let mut dtypes = self.buckets.iter().filter_map(Bucket::grad_dtype);
         if dtypes.all(|dtype| dtype == DType::F32) {
-            self.divide_window();
+            self.divide_window(1.0);
         }
         match &self.window.state {
             WindowState::Reduced(reduced) => Ok(reduced.divisor()),
@@ -178,7 +178,7 @@ impl Engine {
         given: Result<T, EngineError>,
     ) -> Result<T, EngineError> {
         let given = self.begin_access(call, param, given)?;
-        self.divide_window();
+        self.divide_window(1.0);
         Ok(given)
     }
 
@@ -214,10 +214,10 @@ impl Engine {
         }
     }
 
-    /// Divides the gradients that this rank's optimizer reads, where they lie.
-    fn divide_window(&mut self) {
+    /// Divides the gradients that this rank's optimizer reads, where they lie, and by `more` too.
+    pub(crate) fn divide_window(&mut self, more: f32) {
         let WindowState::Reduced(reduced) = &mut self.window.state else { return };
-        let divisor = reduced.divisor();
+        let divisor = reduced.divisor() * more;
         reduced.divided();
         for bucket in &mut self.buckets {
             bucket.each_owned_grad(|_, _, values| divide(values, divisor));

@@ -7,7 +7,7 @@ use crate::bucket::Bucket;
 use crate::engine::{ParamState, Seen};
 use crate::step::{Reduced, Report, SkipReason, StepOutcome, Unscaled, Verdict};
 use crate::window::{Collected, MicroBatch, Window, WindowState};
-use crate::{Engine, EngineError, setup};
+use crate::{Engine, EngineError, Norm, setup};
 
 /// What one piece of a reduced gradient measures.
 pub(crate) struct MeasuredPiece {
@@ -123,7 +123,7 @@ impl Engine {
 
     fn report(&mut self, reduced: &Reduced) -> Report {
         let (norm, mut norm_part) = (self.options.norm, 0.0);
-        let pieces = self.measure(reduced.divisor());
+        let pieces = self.measure(norm, reduced.divisor());
         for piece in pieces.iter().filter(|piece| piece.counts) {
             norm.add(piece.measured, &mut norm_part);
         }
@@ -139,7 +139,7 @@ impl Engine {
 
     /// Measures the reduced gradients in this rank's shards, piece by piece; on a device they are
     /// asked for together.
-    pub(crate) fn measure(&self, divisor: f32) -> Vec<MeasuredPiece> {
+    pub(crate) fn measure(&self, norm: Norm, divisor: f32) -> Vec<MeasuredPiece> {
         let (mut pieces, mut grads) = (Vec::new(), Vec::new());
         for bucket in &self.buckets {
             let counts = self.groups.counts(bucket.spec().sharing);
@@ -148,7 +148,7 @@ impl Engine {
                 grads.push(grad);
             }
         }
-        let measured = self.options.norm.measure(&grads, divisor);
+        let measured = norm.measure(&grads, divisor);
         let piece = |((counts, param), measured)| MeasuredPiece { counts, param, measured };
         pieces.into_iter().zip(measured).map(piece).collect()
     }

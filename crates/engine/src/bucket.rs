@@ -211,7 +211,8 @@ impl Bucket {
     }
 
     /// Updates the owned master weights and the model weights that this rank writes, each parameter
-    /// as `update_of` it says: not at all for one that no rank used.
+    /// as `update_of` it says: not at all for one that no rank used. What a borrower of the model
+    /// weights wrote to them, said or not, is the master weights before the update.
     ///
     /// # Panics
     ///
@@ -223,6 +224,7 @@ impl Bucket {
     ) {
         let Some(trained) = &mut self.trained else { return };
         let (model, model_start) = fields::writable(&mut self.model, self.shard.start);
+        let is_lent = model.region().is_lent();
         let (owned, writes) = (&trained.owned, &self.writes);
         let parts = [
             (owned.start..writes.start, false),
@@ -237,7 +239,11 @@ impl Bucket {
                 let (master, model) = match &mut trained.master {
                     Some(master) => {
                         let model = write.then(|| model.range_mut(in_model));
-                        (master.range_mut(in_owned.clone()), model)
+                        let mut master = master.range_mut(in_owned.clone());
+                        if let (true, Some(model)) = (is_lent, &model) {
+                            kernels::adopt(model.as_view(), master.reborrow());
+                        }
+                        (master, model)
                     }
                     None => (model.range_mut(in_model), None),
                 };

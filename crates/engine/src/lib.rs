@@ -12,6 +12,7 @@ mod backend;
 mod boundary;
 mod bucket;
 pub mod chain;
+mod clip;
 mod engine;
 mod error;
 mod full_grads;

@@ -205,6 +205,16 @@ impl Engine {
         }
     }
 
+    /// Takes part in a collective call that this rank's front-end refuses, such as a write of
+    /// values of another shape, so that it is an error on every rank. `call` is the name of the
+    /// method, and for a state the state's name after a space. Returns `why`, or the error of a
+    /// collective.
+    pub fn refuse(&mut self, call: &str, param: Option<ParamId>, why: EngineError) -> EngineError {
+        let refused =
+            self.check_alive().and_then(|()| self.agree_call(call, param, Err::<(), _>(why)));
+        refused.expect_err("a refusal is not agreed to")
+    }
+
     pub(crate) fn check_param(&self, param: ParamId) -> Result<(), EngineError> {
         let (index, count) = (param.0, self.specs.len());
         let known = index < count;

@@ -70,9 +70,10 @@ impl Engine {
     /// Lends the memory of a parameter's model weights, which stays where it is: steps write new
     /// weights to the same place. The borrower reads and writes there only while no call of the
     /// engine runs, and after writing says so with [`take_over_weights`](Self::take_over_weights).
+    /// Where [`shares_weights`](Self::shares_weights), the borrower promises only to read, while
+    /// this rank is in no call: the other ranks read there too, and write in calls of all.
     ///
-    /// Refused where the weights rest sharded, and so nowhere whole, or in one memory of several
-    /// ranks, each of which would see what another writes.
+    /// Refused where the weights rest sharded, and so nowhere whole.
     pub fn lend_weights(&mut self, param: ParamId) -> Result<RestingWeights, EngineError> {
         self.check_alive()?;
         self.check_param(param)?;
@@ -80,12 +81,6 @@ impl Engine {
         let refuse = |problem: &str| {
             Err(EngineError::Param { param: spec.name.clone(), problem: problem.into() })
         };
-        if self.groups.world().shares_replicas() {
-            return refuse(
-                "its weights lie in one memory of all ranks of the machine, and cannot be lent; \
-                 connect with private replicas",
-            );
-        }
         let state = &self.params[param.0];
         let bucket = &mut self.buckets[state.bucket.0];
         if !bucket.is_exclusive() {
@@ -99,9 +94,16 @@ impl Engine {
         Ok(RestingWeights { memory, bytes, dtype, shape: spec.shape.clone() })
     }
 
+    /// Whether model weights that rest replicated lie in one memory of the machine's ranks.
+    pub fn shares_weights(&self) -> bool {
+        self.groups.world().shares_replicas()
+    }
+
     /// The borrower of a parameter's weights has written to some of them: the master weights that
     /// this rank's optimizer updates follow, and keep their precision where nothing was written. No
     /// rank waits for another; those that own parts of the parameter must have been written alike.
+    /// Where they [share weights](Self::shares_weights), one has written while the others waited,
+    /// and all call this before the next step.
     pub fn take_over_weights(&mut self, param: ParamId) -> Result<(), EngineError> {
         self.check_alive()?;
         self.check_param(param)?;

@@ -4,7 +4,8 @@
 use oxizero::optim::{LrSchedule, Momentum, Sgd};
 use oxizero::{
     Bytes, DType, Engine, EngineError, EngineOptions, GradIn, GradView, GroupOptions, LossScale,
-    OptimizerSetup, ParamId, ParamSpec, Precision, Scope, Stage, StepOutcome, UnitId, WorldSize,
+    Norm, OptimizerSetup, ParamId, ParamSpec, Precision, Scope, Stage, StepOutcome, UnitId,
+    WorldSize,
 };
 use oxizero_comm::{Communicator, threads};
 
@@ -119,4 +120,23 @@ fn what_no_memory_holds_is_refused_before_it_is_asked_for() {
     assert!(refused(spec(), vec![], Bytes(1 << 40)).contains("align"));
     let long = ParamSpec { shape: vec![0, usize::MAX], ..spec() };
     assert!(refused(long, vec![], Bytes(64)).contains("larger than memory"));
+}
+
+#[test]
+fn gradients_are_clipped_to_the_norm_of_all_and_rounded_only_if_they_are() {
+    let narrow = Precision { accumulate: DType::Bf16, ..Precision::of_model(DType::Bf16) };
+    for precision in [Precision::of_model(DType::F32), narrow] {
+        let mut engine = after_backward(precision, [3.0, 4.0]);
+        assert_eq!(engine.clip_grads(f64::INFINITY, Norm::One).unwrap(), 7.0);
+        assert_eq!(engine.clip_grads(5.0, Norm::Two).unwrap(), 5.0);
+        assert_eq!(engine.clip_grads(2.5, Norm::Two).unwrap(), 5.0);
+        assert_eq!(engine.clip_grads(4.0, Norm::Infinity).unwrap(), 2.0);
+        let StepOutcome::Applied { norm_before, .. } = engine.step().unwrap() else { panic!() };
+        assert_eq!(norm_before, 2.5);
+        assert!(matches!(engine.clip_grads(1.0, Norm::Two), Err(EngineError::Consumed)));
+    }
+    let mut engine = after_backward(Precision::of_model(DType::F32), [f32::NAN, 4.0]);
+    assert!(engine.clip_grads(1.0, Norm::Infinity).unwrap().is_nan());
+    assert!(matches!(engine.clip_grads(-1.0, Norm::Two), Err(EngineError::Config(_))));
+    assert!(matches!(engine.step().unwrap(), StepOutcome::Skipped { .. }));
 }

@@ -1,11 +1,14 @@
 //! Gradients, master weights and optimizer states, read and written.
 
-use oxizero::{Buffer, EngineError, Local, ParamId, Scope};
+use std::sync::Arc;
+
+use oxizero::{Buffer, EngineError, Local, ParamId, Scope, View};
 use oxizero_device::kernels::cast;
 use pyo3::prelude::*;
 
 use crate::engine::Engine;
-use crate::tensor::{self, Tensor};
+use crate::error::raised;
+use crate::tensor::{self, GradTensors, Tensor};
 
 /// A part of a parameter that is this rank's: its first element, and the values.
 type Part = (usize, Py<PyAny>);
@@ -19,6 +22,30 @@ impl Engine {
     ) -> PyResult<Option<Py<PyAny>>> {
         let whole = self.run(py, read)?;
         whole.map(|whole| tensor::owned(py, whole, &self.shape(param))).transpose()
+    }
+
+    /// Writes values of a whole parameter. What is none is an error on all ranks, since all are in
+    /// the call.
+    fn write(
+        &self,
+        py: Python<'_>,
+        (call, param): (&str, usize),
+        values: &Tensor<'_>,
+        write: impl Send + FnOnce(&mut oxizero::Engine, View<'_>) -> Result<(), EngineError>,
+    ) -> PyResult<()> {
+        let (shape, given) = (self.shape(param), values.shape());
+        let problem = match values.view() {
+            Ok(values) if given == shape => return self.run(py, |engine| write(engine, values)),
+            Ok(_) => {
+                format!("values of shape {given:?} were given, and it has the shape {shape:?}")
+            }
+            Err(error) => error.value(py).to_string(),
+        };
+        self.run(py, |engine| {
+            let name = engine.params().get(param).map(|spec| spec.name.clone());
+            let why = EngineError::Param { param: name.unwrap_or_default(), problem };
+            Err(engine.refuse(call, Some(ParamId(param)), why))
+        })
     }
 }
 
@@ -48,19 +75,26 @@ impl Engine {
 
     /// Replaces a whole gradient; a collective call.
     fn set_full_grad(&self, py: Python<'_>, param: usize, values: Tensor<'_>) -> PyResult<()> {
-        let values = values.view()?;
-        self.run(py, |engine| engine.set_full_grad(ParamId(param), values))
+        self.write(py, ("set_full_grad", param), &values, |engine, values| {
+            engine.set_full_grad(ParamId(param), values)
+        })
     }
 
     /// All gradients, by parameter; a collective for each group of parameters, and where whole
     /// tensors are asked for of which ranks hold parts, for those parts.
-    fn full_grads(&self, py: Python<'_>, whole: bool) -> PyResult<Vec<Option<Py<PyAny>>>> {
+    fn full_grads(&self, py: Python<'_>, whole: bool) -> PyResult<GradTensors> {
         let scope = if whole { Scope::Global } else { Scope::DataParallel };
-        let (grads, count) = self.run(py, |engine| {
-            let grads = engine.full_grads(scope)?;
-            Ok((grads, engine.params().len()))
-        })?;
-        tensor::model_grads(py, grads, count)
+        let read = py.detach(|| {
+            let inner = &mut *self.lock();
+            let mut grads = inner.grads.take().and_then(Arc::into_inner).unwrap_or_default();
+            inner.engine.full_grads_into(scope, &mut grads)?;
+            Ok((grads, inner.engine.params().len()))
+        });
+        let (grads, count) = read.map_err(raised)?;
+        let (tensors, grads) = tensor::model_grads(py, grads, count)?;
+        let inner = &mut *self.lock();
+        (inner.grads, inner.grads_read) = (Some(grads), true);
+        Ok(tensors)
     }
 
     /// The norm of each parameter's gradient; a collective call.
@@ -87,8 +121,9 @@ impl Engine {
 
     /// Replaces master and model weights; a collective call.
     fn set_full_param(&self, py: Python<'_>, param: usize, values: Tensor<'_>) -> PyResult<()> {
-        let values = values.view()?;
-        self.run(py, |engine| engine.set_full_param(ParamId(param), values))
+        self.write(py, ("set_full_param", param), &values, |engine, values| {
+            engine.set_full_param(ParamId(param), values)
+        })
     }
 
     /// The part of the master weights that this rank updates.
@@ -116,8 +151,10 @@ impl Engine {
         key: &str,
         values: Tensor<'_>,
     ) -> PyResult<()> {
-        let values = values.view()?;
-        self.run(py, |engine| engine.set_full_state(ParamId(param), key, values))
+        let call = format!("set_full_state {key}");
+        self.write(py, (&call, param), &values, |engine, values| {
+            engine.set_full_state(ParamId(param), key, values)
+        })
     }
 
     /// The part of an optimizer state that this rank updates.

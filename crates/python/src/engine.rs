@@ -1,11 +1,11 @@
 //! The engine as a Python class.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use oxizero::comm::Communicator;
 use oxizero::{
-    Boundary, Buffer, DType, EngineError, EngineOptions, GradIn, LossScale, Numel, ParamId, Rank,
-    StepOutcome,
+    Boundary, Buffer, DType, EngineError, EngineOptions, GradIn, LossScale, ModelGrads, Norm,
+    Numel, ParamId, Rank, StepOutcome,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -28,6 +28,19 @@ pub(crate) struct Inner {
     pub(crate) engine: oxizero::Engine,
     /// The optimizer's groups as they were last told.
     groups: Vec<Group>,
+    /// The gradients that were read last, whose memory serves again once nobody else holds them.
+    pub(crate) grads: Option<Arc<ModelGrads>>,
+    /// Whether they are this window's.
+    pub(crate) grads_read: bool,
+}
+
+impl Inner {
+    /// Keeps memory for the next read only for those who read each window.
+    fn window_ended(&mut self) {
+        if !std::mem::take(&mut self.grads_read) {
+            self.grads = None;
+        }
+    }
 }
 
 impl Engine {
@@ -69,7 +82,7 @@ impl Engine {
         let optimizer = setup::optimizer(&groups)?;
         let initial = setup::initial(&params)?;
         let engine = py.detach(|| {
-            let comm = world.connect()?;
+            let comm = world.connect_for(config.0.copies)?;
             let mut write = |param: ParamId, weights: &mut [f32]| {
                 setup::write_initial(&initial, param, weights);
             };
@@ -80,7 +93,7 @@ impl Engine {
         for (index, group) in groups.iter().enumerate() {
             group.apply(&mut engine, index, None)?;
         }
-        Ok(Self { inner: Mutex::new(Inner { engine, groups }) })
+        Ok(Self { inner: Mutex::new(Inner { engine, groups, grads: None, grads_read: false }) })
     }
 
     /// The memory of a parameter's model weights.
@@ -115,6 +128,9 @@ impl Engine {
     /// Ends the micro-batch and, at the boundary, updates the weights; says what happened.
     fn step<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let outcome = self.run(py, oxizero::Engine::step)?;
+        if !matches!(outcome, StepOutcome::Accumulated { .. }) {
+            self.lock().window_ended();
+        }
         let told = PyDict::new(py);
         let kind = match outcome {
             StepOutcome::Accumulated { n, of } => {
@@ -141,6 +157,27 @@ impl Engine {
     /// Gives up the window's gradients.
     fn discard_window(&self, py: Python<'_>) -> PyResult<()> {
         self.run(py, oxizero::Engine::discard_window)
+    }
+
+    /// Clips the window's gradients, and returns their norm before; a collective call.
+    fn clip_grads(&self, py: Python<'_>, max_norm: f64, norm_type: f64) -> PyResult<f64> {
+        let norm = match norm_type {
+            1.0 => Norm::One,
+            2.0 => Norm::Two,
+            3.0 => Norm::Three,
+            f64::INFINITY => Norm::Infinity,
+            other => {
+                let why = format!("norm_type = {other}; there are 1, 2, 3 and inf");
+                return Err(PyValueError::new_err(why));
+            }
+        };
+        self.run(py, |engine| engine.clip_grads(max_norm, norm))
+    }
+
+    /// Whether all ranks of the machine have one copy of the model weights.
+    #[getter]
+    fn shares_weights(&self) -> bool {
+        self.lock().engine.shares_weights()
     }
 
     /// Whether gradients are reduced as they come.
@@ -204,6 +241,11 @@ impl Engine {
         }
         inner.groups = groups;
         Ok(())
+    }
+
+    /// Waits for all ranks.
+    fn barrier(&self, py: Python<'_>) -> PyResult<()> {
+        self.run(py, |engine| Ok(engine.communicator().barrier()?))
     }
 
     /// Overwrites tensors of any dtype with those of a rank that holds the same of every parameter:

@@ -10,7 +10,7 @@ use oxizero::{
     Bucketing, DType, EngineOptions, OptimGroup, OptimizerSetup, ParamId, ParamSpec, Rank, UnitId,
     View, ViewMut, WorldSize,
 };
-use oxizero_core::deepspeed::DeepSpeedConfig;
+use oxizero_core::deepspeed::{DeepSpeedConfig, WeightCopies};
 use oxizero_core::{Arrangement, ConfigError, Placement};
 use oxizero_device::kernels::cast;
 use pyo3::FromPyObject;
@@ -52,8 +52,13 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Joins the others; blocks until all have come.
+    /// Joins the others, each with its own copy of weights; blocks until all have come.
     pub(crate) fn connect(self) -> PyResult<Box<dyn Communicator>> {
+        self.connect_for(WeightCopies::Ranks)
+    }
+
+    /// The same, for these copies of weights.
+    pub(crate) fn connect_for(self, copies: WeightCopies) -> PyResult<Box<dyn Communicator>> {
         let size = world_size(self.size)?;
         let deadline = Duration::try_from_secs_f64(self.deadline)
             .map_err(|error| PyValueError::new_err(format!("deadline: {error}")))?;
@@ -63,7 +68,10 @@ impl World {
         }
         let options = Options {
             deadline,
-            replicas: Replicas::Private,
+            replicas: match copies {
+                WeightCopies::Machines => Replicas::Shared,
+                WeightCopies::Ranks => Replicas::Private,
+            },
             ..Options::new(Rank(self.rank), size, self.socket)
         };
         shm::connect(options).map_err(error::comm)

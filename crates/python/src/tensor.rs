@@ -8,6 +8,7 @@ use std::any::Any;
 use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use oxizero::{Buffer, Bytes, DType, ModelGrads, Numel, ParamId, RestingWeights, View, ViewMut};
 use oxizero_device::{REGION_ALIGN, Region};
@@ -57,6 +58,7 @@ pub(crate) struct Tensor<'py> {
     start: NonNull<u8>,
     len: usize,
     dtype: DlDataType,
+    shape: Vec<usize>,
     /// Keeps the memory.
     capsule: PhantomData<Bound<'py, PyAny>>,
     _owner: Bound<'py, PyAny>,
@@ -80,7 +82,8 @@ impl<'py> FromPyObject<'_, 'py> for Tensor<'py> {
             return Err(PyTypeError::new_err(why));
         }
         let size = usize::from(tensor.dtype.bits) * usize::from(tensor.dtype.lanes) / 8;
-        let len = contiguous_numel(tensor)? * size;
+        let shape = contiguous_shape(tensor)?;
+        let len = shape.iter().product::<usize>() * size;
         let start = tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize);
         let start = match NonNull::new(start) {
             Some(start) if len > 0 => start,
@@ -90,12 +93,12 @@ impl<'py> FromPyObject<'_, 'py> for Tensor<'py> {
             return Err(PyValueError::new_err("a tensor's elements are not aligned; clone it"));
         }
         let _owner = capsule.to_owned();
-        Ok(Self { start, len, dtype: tensor.dtype, capsule: PhantomData, _owner })
+        Ok(Self { start, len, dtype: tensor.dtype, shape, capsule: PhantomData, _owner })
     }
 }
 
-/// The elements of a tensor without gaps, in row-major order.
-fn contiguous_numel(tensor: &DlTensor) -> PyResult<usize> {
+/// The shape of a tensor without gaps, in row-major order.
+fn contiguous_shape(tensor: &DlTensor) -> PyResult<Vec<usize>> {
     let ndim = usize::try_from(tensor.ndim).unwrap_or_default();
     let list = |start: *const i64| match start.is_null() || ndim == 0 {
         true => None,
@@ -113,7 +116,9 @@ fn contiguous_numel(tensor: &DlTensor) -> PyResult<usize> {
             expected *= size;
         }
     }
-    usize::try_from(numel).map_err(|_| PyValueError::new_err("a tensor of negative size"))
+    let size = |size: &i64| usize::try_from(*size);
+    let shape: Result<Vec<_>, _> = shape.iter().map(size).collect();
+    shape.map_err(|_| PyValueError::new_err("a tensor of negative size"))
 }
 
 impl Tensor<'_> {
@@ -153,6 +158,11 @@ impl Tensor<'_> {
         // call.
         let region = unsafe { Region::from_foreign(self.start, Bytes(self.len), owner) };
         Ok(Buffer::new(region, dtype))
+    }
+
+    /// The tensor's shape.
+    pub(crate) fn shape(&self) -> &[usize] {
+        &self.shape
     }
 
     /// The elements' bytes.
@@ -271,26 +281,32 @@ pub(crate) fn weights(py: Python<'_>, lent: RestingWeights) -> PyResult<Py<PyAny
     }
 }
 
-/// A tensor for each parameter that has a gradient; together they own `grads`.
+/// By parameter: its gradient as a tensor; `None` for a frozen one.
+pub(crate) type GradTensors = Vec<Option<Py<PyAny>>>;
+
+/// A tensor for each parameter that has a gradient, and `grads`, which they own together: once it
+/// is the last to own them, nobody uses their memory any more.
 pub(crate) fn model_grads(
     py: Python<'_>,
     mut grads: ModelGrads,
     count: usize,
-) -> PyResult<Vec<Option<Py<PyAny>>>> {
+) -> PyResult<(GradTensors, Arc<ModelGrads>)> {
     let mut places = Vec::with_capacity(count);
     for param in (0..count).map(ParamId) {
         let shape = grads.shape(param).unwrap_or_default().to_vec();
         places.push(grads.get_mut(param).map(|values| (start_of(values), shape)));
     }
-    let owner = std::sync::Arc::new(grads);
+    let owner = Arc::new(grads);
     let capsule = |((start, dtype), shape): ((NonNull<u8>, DType), Vec<usize>)| {
-        let owner = Box::new(std::sync::Arc::clone(&owner));
+        let owner = Box::new(Arc::clone(&owner));
         // SAFETY: a gradient's place has as many elements as its shape; `owner` keeps the flat
         // copies, whose memory does not move with it, and nobody uses them but through tensors,
         // whose places do not overlap.
         unsafe { Memory { start, dtype, shape: &shape, owner }.into_capsule(py) }
     };
-    places.into_iter().map(|place| place.map(capsule).transpose()).collect()
+    let tensors: PyResult<_> =
+        places.into_iter().map(|place| place.map(capsule).transpose()).collect();
+    Ok((tensors?, owner))
 }
 
 fn start_of(values: ViewMut<'_>) -> (NonNull<u8>, DType) {

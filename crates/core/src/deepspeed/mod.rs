@@ -18,8 +18,8 @@ use serde_json::Value;
 
 use self::section::{Section, shown};
 use crate::{
-    ConfigError, DType, DynamicLossScale, LossScale, LossScaling, Numel, Precision, Stage,
-    WorldSize,
+    ConfigError, DType, DynamicLossScale, LossScale, LossScaling, Numel, Placement, Precision,
+    Stage, WorldSize,
 };
 
 pub use self::optimizer::{AdamSettings, OptimizerSettings, RuleSettings};
@@ -58,6 +58,18 @@ pub struct DeepSpeedConfig {
     pub steps_per_print: Option<usize>,
     /// What a data loader does with the last batch, if it is incomplete.
     pub last_batch: LastBatch,
+    /// Who has a copy of the model weights where these rest replicated: `oxizero.share_weights`,
+    /// which DeepSpeed has not.
+    pub copies: WeightCopies,
+}
+
+/// Who has a copy of replicated model weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightCopies {
+    /// Each rank, which may write to it.
+    Ranks,
+    /// Each machine, whose ranks only read it between steps.
+    Machines,
 }
 
 /// What is logged: messages at least so grave.
@@ -141,6 +153,7 @@ impl DeepSpeedConfig {
             _ => LastBatch::Kept,
         };
         what_changes_nothing(&mut top)?;
+        let copies = own(&mut top, stage)?;
         top.off(off::TOP)?;
         top.end()?;
         Ok(Self {
@@ -158,6 +171,7 @@ impl DeepSpeedConfig {
             log_level,
             steps_per_print,
             last_batch,
+            copies,
         })
     }
 
@@ -361,6 +375,21 @@ fn what_changes_nothing(top: &mut Section) -> Result<(), ConfigError> {
     throughput.switch("synchronized")?;
     throughput.end()?;
     timers.end()
+}
+
+/// The engine's own section: who has a copy of the weights.
+fn own(top: &mut Section, stage: Stage) -> Result<WeightCopies, ConfigError> {
+    let Some(mut section) = top.section("oxizero")? else { return Ok(WeightCopies::Ranks) };
+    let share_weights = section.switch("share_weights")?.unwrap_or(false);
+    section.end()?;
+    if share_weights && stage.model() == Placement::Sharded {
+        return Err(ConfigError::Conflict {
+            first: "oxizero.share_weights = true".into(),
+            second: format!("zero_optimization.stage = {}", u8::from(stage)),
+            advice: "weights that rest sharded have no copies to share; use stage 0, 1 or 2".into(),
+        });
+    }
+    Ok(if share_weights { WeightCopies::Machines } else { WeightCopies::Ranks })
 }
 
 /// Ways to keep sums in narrow dtypes from overflowing, where sums are f32.

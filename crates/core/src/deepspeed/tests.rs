@@ -44,6 +44,7 @@ fn a_configuration_as_people_have_it_is_honoured() {
         scheduler: None,
         log_level: None,
         steps_per_print: Some(10),
+        copies: WeightCopies::Ranks,
         last_batch: LastBatch::Kept,
     };
     assert_eq!(config, expected);
@@ -233,4 +234,20 @@ fn an_accumulator_is_no_narrower_than_what_travels() {
     assert_eq!((narrow.reduce, narrow.accumulate), (DType::Bf16, DType::Bf16));
     let said = read(text).unwrap().precision(DType::F32).unwrap_err().to_string();
     assert!(said.contains("grad_accum_dtype = bf16"), "{said}");
+}
+
+#[test]
+fn one_copy_of_the_weights_is_for_stages_that_have_copies() {
+    let read_copies = |stage: usize, share: &str| {
+        let text =
+            format!("{{\"zero_optimization\": {{\"stage\": {stage}}}, \"oxizero\": {{{share}}}}}");
+        read(&text).map(|config| config.copies)
+    };
+    let share = "\"share_weights\": true";
+    assert_eq!(read_copies(2, share).unwrap(), WeightCopies::Machines);
+    assert_eq!(read_copies(3, "\"share_weights\": false").unwrap(), WeightCopies::Ranks);
+    let conflict = read_copies(3, share).unwrap_err().to_string();
+    assert!(conflict.contains("oxizero.share_weights") && conflict.contains("stage = 3"));
+    let unknown = read_copies(1, "\"share_weight\": true").unwrap_err().to_string();
+    assert!(unknown.contains("oxizero.share_weights"), "{unknown}");
 }

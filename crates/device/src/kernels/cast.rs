@@ -93,6 +93,9 @@ fn adopt_on_host(source: View<'_>, target: &mut [f32]) {
     let mut scratch = [[0.0; BLOCK]; 2];
     for block in blocks(target.len()) {
         let (source, target) = (source.range(block.clone()), &mut target[block]);
+        if rounds_to(target, source) {
+            continue;
+        }
         let len = target.len();
         cast(View::F32(target), rounded.range_mut(0..len));
         let [given, kept] = &mut scratch;
@@ -102,6 +105,35 @@ fn adopt_on_host(source: View<'_>, target: &mut [f32]) {
                 *target = *given;
             }
         }
+    }
+}
+
+/// Whether every element of `source`, rounded to nearest even, is the one of `target`, to the bit;
+/// false if one is NaN. At most a block of as many elements.
+fn rounds_to(source: &[f32], target: View<'_>) -> bool {
+    match target {
+        View::F32(target) => {
+            let pairs = source.iter().zip(target);
+            pairs.fold(0, |bits, (one, other)| bits | (one.to_bits() ^ other.to_bits())) == 0
+        }
+        View::Bf16(target) => {
+            // As `f32_to_bf16` rounds what is no NaN, without a step to 16 bits.
+            let differing = |one: &f32, other: &bf16| {
+                let bits = one.to_bits();
+                let rounded = bits.wrapping_add(0x7FFF + (bits >> 16 & 1));
+                rounded ^ u32::from(other.to_bits()) << 16
+            };
+            let pairs = source.iter().zip(target);
+            pairs.fold(0, |bits, (one, other)| bits | differing(one, other)) >> 16 == 0
+        }
+        View::F16(target) => {
+            let mut rounded = [f16::ZERO; BLOCK];
+            let rounded = &mut rounded[..source.len()];
+            rounded.convert_from_f32_slice(source);
+            let pairs = rounded.iter().zip(target);
+            pairs.fold(0, |bits, (one, other)| bits | (one.to_bits() ^ other.to_bits())) == 0
+        }
+        View::Device(_) => unreachable!("{HANDED_ON}"),
     }
 }
 

@@ -1,0 +1,32 @@
+"""What DeepSpeed's engine has and this one has not yet, refused with what there is instead."""
+
+
+class Later:
+    """Methods that raise NotImplementedError."""
+
+    def save_checkpoint(self, save_dir, *args, **kwargs):
+        """Not there yet."""
+        raise NotImplementedError(
+            "save_checkpoint: engine.state_dict() has the model's weights, to be saved on rank 0 "
+            "with torch.save; oxizero.utils.safe_get_full_fp32_param and "
+            "safe_get_full_optimizer_state, called by all ranks, have the rest"
+        )
+
+    def load_checkpoint(self, load_dir, *args, **kwargs):
+        """Not there yet."""
+        raise NotImplementedError(
+            "load_checkpoint: engine.load_state_dict() writes the model's weights on all ranks; "
+            "oxizero.utils.safe_set_full_fp32_param and safe_set_full_optimizer_state, called by "
+            "all ranks, write the rest"
+        )
+
+    def offload_states(self, *args, **kwargs):
+        """Not there yet."""
+        raise NotImplementedError(
+            "offload_states: what the engine holds stays in memory; a higher "
+            "`zero_optimization.stage` leaves less of it on each rank"
+        )
+
+    def reload_states(self, *args, **kwargs):
+        """Not there yet."""
+        raise NotImplementedError("reload_states: nothing can be offloaded yet")
