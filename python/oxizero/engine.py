@@ -73,7 +73,7 @@ class Engine(Clipping, Later, torch.nn.Module):
         self._place = world.place()
         registry.check_free(module)
         self._weights = Weights(module, optimizer, config.model_dtype)
-        found = units.find(module) if config.stage == 3 else []
+        found = units.find(module, config.leaf_modules) if config.stage == 3 else []
         described = self._weights.described(units.numbers(found))
         self._core = _oxizero.Engine(
             config, world.meeting(), arrangement, described, groups(optimizer)

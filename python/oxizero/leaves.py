@@ -59,14 +59,14 @@ def set_z3_leaf_modules_by_suffix(model, module_name_suffixes, raise_if_not_foun
                 suffixes if raise_if_not_found else None)
 
 
-def declare(model, declared):
+def declare(model, classes, names, suffixes):
     """Makes leaves of what a configuration declares."""
-    if declared["classes"]:
-        set_z3_leaf_modules(model, declared["classes"])
-    if declared["names"]:
-        set_z3_leaf_modules_by_name(model, declared["names"])
-    if declared["name_suffixes"]:
-        set_z3_leaf_modules_by_suffix(model, declared["name_suffixes"])
+    if classes:
+        set_z3_leaf_modules(model, classes)
+    if names:
+        set_z3_leaf_modules_by_name(model, names)
+    if suffixes:
+        set_z3_leaf_modules_by_suffix(model, suffixes)
 
 
 def _set(model, wanted, flag, asked):

@@ -248,6 +248,8 @@ def _watched(module, uses):
         alive = uses()
         return None if alive is None else alive.after(output)
 
+    # A compiled graph ends before them, and another begins after.
+    before, after = torch.compiler.disable(before), torch.compiler.disable(after)
     return [
         module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
         module.register_forward_hook(after, always_call=True),

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from oxizero.leaves import z3_leaf_module
+from oxizero.leaves import declare, z3_leaf_module
 
 
 _EXTERNAL = "_oxizero_external"
@@ -23,12 +23,14 @@ class Unit:
     owned: list = field(default_factory=list)
 
 
-def find(root):
+def find(root, declared):
     """The units of a model, in the order of its modules.
 
     A module with a forward holds what it registers itself, and what modules below it do that have
-    no forward, such as a ParameterList. A leaf holds everything below it.
+    no forward, such as a ParameterList. A leaf holds everything below it; `declared` says which
+    modules a configuration makes leaves.
     """
+    declare(root, *declared)
     units, seen = [], set()
 
     def visit(name, module, holder):

@@ -36,7 +36,7 @@ def mean_of_bf16(rank, stage, wire):
 
 
 @pytest.mark.parametrize("wire", ["bf16", "fp32"])
-@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_mean_is_not_rounded_to_the_dtype_that_travels(ranks, stage, wire):
     assert ranks(2, mean_of_bf16, stage, wire) == [[1.00390625] * 5] * 2
 
@@ -104,7 +104,7 @@ def states(rank, stage):
         utils.safe_get_full_optimizer_state(weight, "momentum")
 
 
-@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.parametrize("stage", [0, 2, 3])
 def test_optimizer_states_have_torchs_names(ranks, stage):
     ranks(2, states, stage)
 
@@ -134,6 +134,6 @@ def model_grads(rank, stage):
     assert kept.equal(2 * before)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_models_gradients_come_by_name_and_outlive_the_step(ranks, stage):
     ranks(2, model_grads, stage)

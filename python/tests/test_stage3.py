@@ -442,3 +442,26 @@ def test_models_of_transformers(ranks, kind):
     pytest.importorskip("transformers")
     ranks(2, hugging, kind)
 
+
+
+def configured(rank):
+    zero_optimization = {
+        "stage": 3,
+        "leaf_module": {"classes": ["Experts"]},
+        "stage3_prefetch_bucket_size": 1e6,
+        "stage3_param_persistence_threshold": 1e5,
+        "stage3_max_live_parameters": 1e9,
+        "stage3_max_reuse_distance": 1e9,
+        "stage3_gather_16bit_weights_on_model_save": True,
+        "sub_group_size": 1e9,
+    }
+    engine = start(Mixture(), 3, zero_optimization=zero_optimization)
+    assert utils.get_z3_leaf_modules(engine.module) == list(engine.module.blocks)
+    step(engine, input_of(rank, 2, 4), CHOSEN[rank])
+
+
+def test_the_configuration_declares_leaves(ranks):
+    ranks(2, configured)
+    classes = {"stage": 3, "leaf_module": {"classes": ["Missing"]}}
+    with pytest.raises(oxizero.ConfigError, match="Missing"):
+        start(Mixture(), 3, zero_optimization=classes)

@@ -1,7 +1,9 @@
 //! DeepSpeed's configuration, as Python reads it.
 
 use oxizero::{DType, WorldSize};
-use oxizero_core::deepspeed::{DeepSpeedConfig, LastBatch, LogLevel, RuleSettings, SchedulerValue};
+use oxizero_core::deepspeed::{
+    DeepSpeedConfig, LastBatch, LeafModules, LogLevel, RuleSettings, SchedulerValue,
+};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -41,6 +43,13 @@ impl Config {
     #[new]
     fn new(json: &str, ranks: usize) -> PyResult<Self> {
         DeepSpeedConfig::from_json(json, world_size(ranks)?).map(Self).map_err(error::config)
+    }
+
+    /// The leaf modules that are declared: classes, names, and suffixes of names.
+    #[getter]
+    fn leaf_modules(&self) -> (Vec<String>, Vec<String>, Vec<String>) {
+        let LeafModules { classes, names, name_suffixes } = self.0.leaf_modules.clone();
+        (classes, names, name_suffixes)
     }
 
     /// The ZeRO stage.

@@ -11,6 +11,7 @@ mod off;
 mod optimizer;
 mod scheduler;
 mod section;
+mod stage3;
 #[cfg(test)]
 mod tests;
 
@@ -24,6 +25,7 @@ use crate::{
 
 pub use self::optimizer::{AdamSettings, OptimizerSettings, RuleSettings};
 pub use self::scheduler::{SchedulerKind, SchedulerSettings, SchedulerValue};
+pub use self::stage3::LeafModules;
 
 /// What a configuration asks for.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,6 +47,8 @@ pub struct DeepSpeedConfig {
     pub check_finite: bool,
     /// The largest global gradient norm; `None` for no clipping.
     pub clip_norm: Option<f64>,
+    /// What stage 3 gathers and reduces as a whole.
+    pub leaf_modules: LeafModules,
     /// The most elements that are communicated together. DeepSpeed's default of 500 million leaves
     /// nothing to do while backward runs; here it is 16 Mi.
     pub bucket_numel_max: Numel,
@@ -138,7 +142,7 @@ impl DeepSpeedConfig {
     fn parse(mut top: Section, world_size: WorldSize) -> Result<Self, ConfigError> {
         let batch = batch_sizes(&mut top, world_size)?;
         let (model_dtype, loss_scaling, check_finite) = half(&mut top)?;
-        let (stage, bucket_numel_max) = zero(&mut top)?;
+        let (stage, bucket_numel_max, leaf_modules) = zero(&mut top)?;
         let reduce = top.one_of("communication_data_type", DTYPES)?;
         let accumulate = data_types(&mut top, model_dtype)?;
         let clip_norm = top.number("gradient_clipping")?.filter(|norm| *norm > 0.0);
@@ -166,6 +170,7 @@ impl DeepSpeedConfig {
             check_finite,
             clip_norm,
             bucket_numel_max,
+            leaf_modules,
             optimizer,
             scheduler,
             log_level,
@@ -296,9 +301,9 @@ fn fp16(mut section: Section) -> Result<Option<LossScaling>, ConfigError> {
 }
 
 /// The stage, and the most elements of a bucket.
-fn zero(top: &mut Section) -> Result<(Stage, Numel), ConfigError> {
+fn zero(top: &mut Section) -> Result<(Stage, Numel, LeafModules), ConfigError> {
     let Some(mut section) = top.section("zero_optimization")? else {
-        return Ok((Stage::Zero0, Numel(BUCKET_NUMEL)));
+        return Ok((Stage::Zero0, Numel(BUCKET_NUMEL), LeafModules::default()));
     };
     let stage = section.count("stage", 0)?.unwrap_or(0);
     let stage = match Stage::ALL.get(stage) {
@@ -326,9 +331,10 @@ fn zero(top: &mut Section) -> Result<(Stage, Numel), ConfigError> {
         let (field, value) = (section.path("zero_hpz_partition_size"), size.to_string());
         return Err(ConfigError::Refused { field, value, reason, instead });
     }
+    let leaf_modules = stage3::parse(&mut section)?;
     section.off(off::ZERO)?;
     section.end()?;
-    Ok((stage, Numel(asked.unwrap_or(BUCKET_NUMEL))))
+    Ok((stage, Numel(asked.unwrap_or(BUCKET_NUMEL)), leaf_modules))
 }
 
 /// The accumulators' dtype; `model` is the one that parameters are cast to.

@@ -2,7 +2,6 @@
 
 const OTHER_TOOL: &str = "the engine does not do this; use a tool of its own for it";
 pub(super) const NOT_HERE: &str = "the engine has no such feature";
-const STAGE_3: &str = "it tunes stage 3 and says nothing here";
 const EXACT: &str = "gradients and weights travel unquantized";
 
 /// At the top of the file.
@@ -51,20 +50,6 @@ pub(super) const ZERO: &[(&str, &str)] = &[
     ("cpu_offload", "offload is not available yet"),
     ("cpu_offload_param", "offload is not available yet"),
     ("cpu_offload_use_pin_memory", "offload is not available yet"),
-    ("sub_group_size", STAGE_3),
-    ("stage3_prefetch_bucket_size", STAGE_3),
-    ("stage3_param_persistence_threshold", STAGE_3),
-    ("stage3_model_persistence_threshold", STAGE_3),
-    ("stage3_max_live_parameters", STAGE_3),
-    ("stage3_max_reuse_distance", STAGE_3),
-    ("stage3_module_granularity_threshold", STAGE_3),
-    ("stage3_gather_16bit_weights_on_model_save", STAGE_3),
-    ("stage3_gather_fp16_weights_on_model_save", STAGE_3),
-    ("stage3_use_all_reduce_for_fetch_params", STAGE_3),
-    ("use_all_reduce_for_fetch_params", STAGE_3),
-    ("memory_efficient_linear", STAGE_3),
-    ("allgather_sequential", STAGE_3),
-    ("leaf_module", STAGE_3),
     ("round_robin_gradients", "buckets are reduced from last to first, on all ranks alike"),
     ("legacy_stage1", "there is one stage 1"),
     ("elastic_checkpoint", NOT_HERE),

@@ -190,6 +190,16 @@ impl Section {
         }
     }
 
+    /// A list of names; empty if it is absent.
+    pub(super) fn strings(&mut self, name: &'static str) -> Result<Vec<String>, ConfigError> {
+        const ALLOWED: &str = "a list of names";
+        let Some(value) = self.take(name, ALLOWED)? else { return Ok(Vec::new()) };
+        let names = value.as_array().and_then(|names| {
+            names.iter().map(|name| name.as_str().map(str::to_owned)).collect::<Option<Vec<_>>>()
+        });
+        names.map_or_else(|| self.value_error(name, &value, ALLOWED), Ok)
+    }
+
     /// The fields of an inner object; none if it is absent.
     pub(super) fn section(&mut self, name: &'static str) -> Result<Option<Self>, ConfigError> {
         const ALLOWED: &str = "an object of fields";

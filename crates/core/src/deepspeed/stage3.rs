@@ -1,0 +1,62 @@
+//! The fields of `zero_optimization` that are about weights which rest sharded.
+
+use super::Section;
+use crate::ConfigError;
+
+/// Modules whose parameters are gathered and reduced as a whole, whatever each rank uses of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LeafModules {
+    /// By the names of their classes, with or without that of the Python module.
+    pub classes: Vec<String>,
+    /// By their names in the model.
+    pub names: Vec<String>,
+    /// By how these names end.
+    pub name_suffixes: Vec<String>,
+}
+
+/// Takes them.
+pub(super) fn parse(zero: &mut Section) -> Result<LeafModules, ConfigError> {
+    // How far ahead weights are gathered, how long they are kept and in how many pieces they are
+    // updated moves work in time, and changes no result. Here a module's weights are gathered when
+    // it runs and are let go when it has run, which is within any of these bounds.
+    for name in [
+        "sub_group_size",
+        "stage3_prefetch_bucket_size",
+        "stage3_param_persistence_threshold",
+        "stage3_model_persistence_threshold",
+        "stage3_max_live_parameters",
+        "stage3_max_reuse_distance",
+    ] {
+        zero.count(name, 0)?;
+    }
+    // What a state dict holds is whole, whether asked or not; linear layers are torch's own; and a
+    // bucket is gathered by one collective.
+    for name in [
+        "stage3_gather_16bit_weights_on_model_save",
+        "stage3_gather_fp16_weights_on_model_save",
+        "memory_efficient_linear",
+        "allgather_sequential",
+    ] {
+        zero.switch(name)?;
+    }
+    for name in ["stage3_use_all_reduce_for_fetch_params", "use_all_reduce_for_fetch_params"] {
+        zero.only(name, false, "weights are gathered, not summed")?;
+    }
+    let threshold = zero.count("stage3_module_granularity_threshold", 0)?.filter(|size| *size > 0);
+    if let Some(size) = threshold {
+        return Err(ConfigError::Refused {
+            field: zero.path("stage3_module_granularity_threshold"),
+            value: size.to_string(),
+            reason: "a module is a leaf where it is declared one".into(),
+            instead: format!("name classes in `{}`", zero.path("leaf_module.classes")),
+        });
+    }
+    let Some(mut leaves) = zero.section("leaf_module")? else { return Ok(LeafModules::default()) };
+    let declared = LeafModules {
+        classes: leaves.strings("classes")?,
+        names: leaves.strings("names")?,
+        name_suffixes: leaves.strings("name_suffixes")?,
+    };
+    leaves.end()?;
+    Ok(declared)
+}
