@@ -57,14 +57,18 @@ def freed(rank):
     engine = start(model, 3)
     assert sizes(model) == {0}
     live = []
+
+    def count(*_):
+        live.append(sum(layer.weight.untyped_storage().nbytes() > 0 for layer in model))
+
     for layer in model:
-        layer.register_forward_pre_hook(
-            lambda *_: live.append(sum(l.weight.untyped_storage().nbytes() > 0 for l in model))
-        )
+        layer.register_forward_pre_hook(count)
+        layer.weight.register_post_accumulate_grad_hook(count)
     loss = mse(engine, rank, 2, 64)
-    assert sizes(model) == {0} and set(live) == {1}
+    assert sizes(model) == {0} and live == [1] * 6
     engine.backward(loss)
-    assert sizes(model) == {0}
+    assert sizes(model) == {0} and live[6:-1] == [1] * 5
+    assert live[-1] <= 1, "the first layer has no input with a gradient"
     assert all(param.grad is None for param in model.parameters())
     engine.step()
     assert dict(engine._core.memory)["gathered weights"] == 0
