@@ -13,10 +13,10 @@ import operator
 import torch
 import torch.distributed as _torch
 from torch.distributed import ReduceOp
+from torch.utils.dlpack import to_dlpack
 
 from oxizero import _oxizero, world
 from oxizero._oxizero import ConfigError
-from oxizero.weights import capsule
 from oxizero.world import init_distributed
 
 _ranks = None
@@ -148,7 +148,7 @@ def _gather(tensor):
         )
     own = tensor.detach().contiguous().view(-1).view(torch.uint8)
     every = torch.empty(get_world_size(), own.numel(), dtype=torch.uint8)
-    _meet().all_gather(capsule(own), capsule(every))
+    _meet().all_gather(to_dlpack(own), to_dlpack(every))
     return [part.view(tensor.dtype).view(tensor.shape) for part in every]
 
 

@@ -5,7 +5,7 @@ import weakref
 
 import torch
 
-from oxizero import _oxizero, pieces, registry, units, world
+from oxizero import _oxizero, backends, pieces, registry, units, world
 from oxizero._oxizero import EngineError
 from oxizero.clipping import Clipping, unwatch, watch
 from oxizero.later import Later
@@ -13,7 +13,7 @@ from oxizero.lr_schedules import check_metrics
 from oxizero.optimizer import groups
 from oxizero.sharded import Sharded
 from oxizero.splits import local, local_grad
-from oxizero.weights import Weights, capsule
+from oxizero.weights import Weights
 
 _queue_callback = torch.autograd.Variable._execution_engine.queue_callback
 
@@ -72,11 +72,12 @@ class Engine(Clipping, Later, torch.nn.Module):
         self._norm = None
         self._place = world.place()
         registry.check_free(module)
+        self._back_end = backends.choose(module, config)
         self._weights = Weights(module, optimizer, config.model_dtype)
         found = units.find(module, config.leaf_modules) if config.stage == 3 else []
-        described = self._weights.described(units.numbers(found))
+        described = self._weights.described(units.numbers(found), self._back_end)
         self._core = _oxizero.Engine(
-            config, world.meeting(), arrangement, described, groups(optimizer)
+            config, self._back_end, arrangement, described, groups(optimizer)
         )
         del described
         self._sharded = None
@@ -244,7 +245,7 @@ class Engine(Clipping, Later, torch.nn.Module):
     @property
     def device(self):
         """Where the model is."""
-        return torch.device("cpu")
+        return self._back_end.device
 
     @property
     def global_rank(self):
@@ -291,7 +292,7 @@ class Engine(Clipping, Later, torch.nn.Module):
             raise EngineError(
                 f"the gradient of `{name}` is sparse; build the embedding with sparse=False"
             )
-        self._core.grad_ready(index, capsule(grad), self._pass_scale or 1.0)
+        self._core.grad_ready(index, self._back_end.give(grad), self._pass_scale or 1.0)
         if self._sharded is not None:
             self._sharded.arrived(index)
 
@@ -334,7 +335,7 @@ class Engine(Clipping, Later, torch.nn.Module):
                 continue
             with pieces.taken(param) as values:
                 if self._weights.groups[index] is not None:
-                    self._core.set_full_param(index, capsule(values))
+                    self._core.set_full_param(index, self._back_end.give(values))
                 elif self._sharded is None:
                     param.data.copy_(values)
                 else:
@@ -343,13 +344,15 @@ class Engine(Clipping, Later, torch.nn.Module):
     def _broadcast_buffers(self):
         others = [buffer for buffer in self.module.buffers() if buffer.numel() > 0]
         others += self._weights.others
-        others = [local(other) for other in others if other.device.type == "cpu"]
+        others = [local(other) for other in others if other.device.type in self._devices()]
         copies = [other.detach().contiguous() for other in others]
-        # DLPack has booleans in bytes, and no other view of a tensor is needed.
-        self._core.broadcast([capsule(copy.view(torch.uint8)) for copy in map(_flat, copies)])
+        self._back_end.broadcast(self._core, copies, 0)
         for other, copy in zip(others, copies, strict=True):
             if other.data_ptr() != copy.data_ptr():
                 other.data.copy_(copy)
+
+    def _devices(self):
+        return {"cpu", self._back_end.device.type}
 
     def _print_progress(self):
         every = self.config.steps_per_print
@@ -371,7 +374,3 @@ def _taker(engine, index):
 
     return take
 
-
-def _flat(tensor):
-    """One dimension, since a scalar has no bytes to view."""
-    return tensor.view(-1)

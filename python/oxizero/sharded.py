@@ -14,7 +14,6 @@ from oxizero._oxizero import EngineError
 from oxizero.calls import Uses, hold, let_go
 from oxizero.splits import local
 from oxizero.units import Unit
-from oxizero.weights import capsule
 
 
 class Bucket:
@@ -22,7 +21,8 @@ class Bucket:
 
     def __init__(self, core, index, told, params, names):
         self._core, self.index, self.trained = core, index, told["trained"]
-        self.flat = torch.empty(told["numel"], dtype=getattr(torch, told["dtype"]))
+        dtype, device = getattr(torch, told["dtype"]), core.back_end.device
+        self.flat = torch.empty(told["numel"], dtype=dtype, device=device)
         self._storage = self.flat.untyped_storage()
         self._bytes = self._storage.nbytes()
         self._holds = 0
@@ -38,7 +38,7 @@ class Bucket:
         if self._holds == 0 and self._bytes > 0:
             guard.allocate(self._storage, self._bytes)
             try:
-                self._named(self._core.gather, self.index, capsule(self.flat))
+                self._named(self._core.gather, self.index, self._core.back_end.give(self.flat))
             except BaseException:
                 self._free()
                 raise
@@ -84,7 +84,7 @@ class Bucket:
 
     def take_over(self):
         """What was written is the weights from now on."""
-        self._core.take_over_gathered(self.index, capsule(self.flat))
+        self._core.take_over_gathered(self.index, self._core.back_end.give(self.flat))
         self._versions = [param._version for param in self.params]
 
     def write(self, param, values):

@@ -27,7 +27,6 @@ from oxizero.leaves import (
 )
 from oxizero.log import log_dist, logger
 from oxizero.splits import local
-from oxizero.weights import capsule, tensor
 
 __all__ = [
     "get_z3_leaf_modules",
@@ -81,7 +80,8 @@ def safe_get_full_model_grads(model, scope="local"):
     ]
     grads = {core: None for _, core, _ in named}
     for core in grads:
-        grads[core] = [tensor(given) for given in core.full_grads(scope == "global")]
+        told = core.full_grads(scope == "global")
+        grads[core] = [core.back_end.take(given) for given in told]
     return {
         name: grads[core][index] for name, core, index in named if grads[core][index] is not None
     }
@@ -142,17 +142,17 @@ def _get(param, call, *key):
     if found is None:
         return None
     core, index = found
-    return tensor(getattr(core, call)(index, *key))
+    return core.back_end.take(getattr(core, call)(index, *key))
 
 
 def _get_local(param, call, *key):
     found = registry.find(param)
     part = found and getattr(found[0], call)(found[1], *key)
-    return None if part is None else tensor(part[1])
+    return None if part is None else found[0].back_end.take(part[1])
 
 
 def _set(param, call, value, *key):
     found = registry.find(param)
     if found is not None:
         core, index = found
-        getattr(core, call)(index, *key, capsule(local(value)))
+        getattr(core, call)(index, *key, core.back_end.give(local(value)))

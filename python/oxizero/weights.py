@@ -1,23 +1,12 @@
 """A model's parameters in the engine's memory."""
 
 import torch
-from torch.utils.dlpack import from_dlpack, to_dlpack
 
 from oxizero import pieces
 from oxizero._oxizero import ConfigError, EngineError
 from oxizero.splits import is_dtensor, local
 
 _TRAINED = (torch.float32, torch.bfloat16, torch.float16)
-
-
-def capsule(tensor):
-    """A tensor as the engine takes it: contiguous, on the CPU, without a graph."""
-    return to_dlpack(tensor.detach().contiguous())
-
-
-def tensor(given):
-    """What the engine gives, if anything, as a tensor."""
-    return None if given is None else from_dlpack(given)
 
 
 class Weights:
@@ -41,7 +30,6 @@ class Weights:
         self.frozen = []
         self.others = []
         for param, own in names.values():
-            _check_device(own[0], param)
             group = group_of.get(id(param)) if param.requires_grad else None
             if group is None and param.dtype not in _TRAINED:
                 self.others.append(param)
@@ -60,7 +48,7 @@ class Weights:
         self._versions = []
         self._addresses = []
 
-    def described(self, unit_of):
+    def described(self, unit_of, back_end):
         """The parameters as the engine takes them, with the number of the unit that each is
         gathered with, by its id. Master weights start from the weights as they are, before any
         cast."""
@@ -71,7 +59,7 @@ class Weights:
                 "dtype": str(dtype).removeprefix("torch."),
                 "group": group,
                 "unit": unit_of.get(id(param), 0),
-                "initial": None if pieces.find(param) else capsule(local(param)),
+                "initial": None if pieces.find(param) else back_end.give(local(param)),
             }
             for param, names, group, dtype in zip(
                 self.params, self.names, self.groups, self.dtypes, strict=True
@@ -81,7 +69,7 @@ class Weights:
     def alias(self, core):
         """Lets every parameter lie in the engine's memory."""
         for index, param in enumerate(self.params):
-            local(param).data = from_dlpack(core.weights(index))
+            local(param).data = core.back_end.take(core.weights(index))
         self._addresses = [local(param).data_ptr() for param in self.params]
         self._note()
 
@@ -153,9 +141,3 @@ class Weights:
     def _note(self):
         self._versions = [local(param)._version for param in self.params]
 
-
-def _check_device(name, param):
-    if param.device.type != "cpu":
-        raise ConfigError(
-            f"parameter `{name}` is on {param.device}; the native back end trains on the CPU"
-        )

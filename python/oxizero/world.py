@@ -5,6 +5,8 @@ import os
 from dataclasses import dataclass
 from datetime import timedelta
 
+from torch import distributed
+
 from oxizero._oxizero import ConfigError
 
 _deadline = timedelta(minutes=10)
@@ -35,12 +37,6 @@ def place():
     size = _number("WORLD_SIZE", 1)
     if size > 1 and "RANK" not in os.environ:
         raise ConfigError(f"WORLD_SIZE is {size}, and RANK is not set; start ranks with torchrun")
-    on_this_machine = _number("LOCAL_WORLD_SIZE", size)
-    if on_this_machine != size:
-        raise ConfigError(
-            f"{on_this_machine} of {size} ranks are on this machine; the native back end connects "
-            "the ranks of one machine"
-        )
     rank = _number("RANK", 0)
     return Place(rank=rank, local_rank=_number("LOCAL_RANK", rank), size=size)
 
@@ -52,6 +48,12 @@ def meeting(name=None):
     global _engines, _is_initialized
     _is_initialized = True
     here = place()
+    on_this_machine = _number("LOCAL_WORLD_SIZE", here.size)
+    if on_this_machine != here.size:
+        raise ConfigError(
+            f"{on_this_machine} of {here.size} ranks are on this machine; the native back end "
+            "connects the ranks of one machine, the torch back end those of many"
+        )
     if name is None:
         name = str(_engines)
         _engines += 1
@@ -62,26 +64,59 @@ def meeting(name=None):
     return {"rank": here.rank, "size": here.size, "socket": socket, "deadline": deadline}
 
 
+def deadline():
+    """How long a rank waits for another."""
+    return _deadline
+
+
 def init_distributed(dist_backend=None, timeout=None, **others):
-    """Says how long a rank waits for another (`timeout`, a timedelta). Ranks meet in `initialize`,
-    so that nothing else is to be done; `torch.distributed` is not started."""
+    """Says how long a rank waits for another (`timeout`, a timedelta). With a back end of
+    `torch.distributed`, such as gloo or nccl, it is started, if it is not; without one, or with
+    "native", ranks meet in `initialize`, and nothing else is to be done."""
     global _deadline, _is_initialized
-    if dist_backend not in (None, "native"):
-        raise ConfigError(
-            f"dist_backend = {dist_backend!r} is not available; the back end is native: shared "
-            "memory on the CPU"
-        )
     for name, value in others.items():
         if value not in _NO_REQUEST.get(name, (None,)):
             raise ConfigError(f"init_distributed({name}={value!r}): ranks follow torchrun's names")
     if timeout is not None:
         _deadline = timeout
     _is_initialized = True
+    if dist_backend in (None, "native"):
+        return
+    if not distributed.is_backend_available(dist_backend.split(":")[-1]):
+        raise ConfigError(
+            f"dist_backend = {dist_backend!r} is not available; there are native, and what "
+            "torch.distributed has here, such as gloo"
+        )
+    _start(dist_backend)
 
 
 def is_initialized():
     """Whether somebody asked for the world."""
     return _is_initialized
+
+
+def start_distributed(device):
+    """Starts `torch.distributed` for ranks whose models are on `device`, if it is not started."""
+    _start("gloo" if device.type == "cpu" else None)
+
+
+def _start(backend):
+    here = place()
+    if not distributed.is_initialized():
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            if name not in os.environ:
+                raise ConfigError(
+                    f"{name} is not set, by which ranks find each other; start ranks with torchrun"
+                )
+        distributed.init_process_group(
+            backend, timeout=_deadline, rank=here.rank, world_size=here.size
+        )
+    size, rank = distributed.get_world_size(), distributed.get_rank()
+    if (size, rank) != (here.size, here.rank):
+        raise ConfigError(
+            f"torch.distributed has rank {rank} of {size}, the environment RANK={here.rank} and "
+            f"WORLD_SIZE={here.size}; start it with the environment's"
+        )
 
 
 def _number(name, default):

@@ -9,7 +9,6 @@ from oxizero._oxizero import ConfigError, EngineError
 from oxizero.calls import hold, let_go
 from oxizero.init import Init
 from oxizero.splits import local
-from oxizero.weights import capsule
 
 
 __all__ = [
@@ -75,7 +74,7 @@ class GatheredParameters:
 
     def _write(self):
         for bucket, engine in self._buckets:
-            engine._core.broadcast([capsule(bucket.flat.view(torch.uint8))], self._modifier)
+            engine._back_end.broadcast(engine._core, [bucket.flat], self._modifier)
             bucket.take_over()
         for core in self._sharing():
             core.barrier()  # the modifier has written
@@ -86,8 +85,8 @@ class GatheredParameters:
                     core, index, engine.global_rank == self._modifier
                 )
                 continue
-            flat = local(param).detach().view(-1).view(torch.uint8)
-            engine._core.broadcast([capsule(flat)], self._modifier)
+            held = local(param).detach()
+            engine._back_end.broadcast(engine._core, [held], self._modifier)
             torch.autograd.graph.increment_version(local(param))
         for piece, _ in self._pieces:
             piece.share(self._modifier)

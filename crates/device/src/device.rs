@@ -78,7 +78,7 @@ pub struct DeviceViewMut<'a> {
 
 impl<'a> DeviceView<'a> {
     /// All of `memory` as elements of `dtype`.
-    pub(crate) fn of_memory(memory: &'a dyn DeviceMemory, dtype: DType) -> Self {
+    pub fn of_memory(memory: &'a dyn DeviceMemory, dtype: DType) -> Self {
         Self { memory, start: 0, numel: memory.bytes().numel(dtype), dtype }
     }
 

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use oxizero::{Buffer, EngineError, Local, ParamId, Scope, View};
-use oxizero_device::kernels::cast;
 use pyo3::prelude::*;
 
 use crate::engine::Engine;
-use crate::error::raised;
-use crate::tensor::{self, GradTensors, Tensor};
+use crate::given::Given;
+use crate::tensor::{self, GradTensors};
 
 /// A part of a parameter that is this rank's: its first element, and the values.
 type Part = (usize, Py<PyAny>);
@@ -21,7 +20,7 @@ impl Engine {
         read: impl Send + FnOnce(&mut oxizero::Engine) -> Result<Option<Buffer>, EngineError>,
     ) -> PyResult<Option<Py<PyAny>>> {
         let whole = self.run(py, read)?;
-        whole.map(|whole| tensor::owned(py, whole, &self.shape(param))).transpose()
+        whole.map(|whole| tensor::owned(py, whole, &self.shape(py, param))).transpose()
     }
 
     /// Writes values of a whole parameter. What is none is an error on all ranks, since all are in
@@ -30,10 +29,10 @@ impl Engine {
         &self,
         py: Python<'_>,
         (call, param): (&str, usize),
-        values: &Tensor<'_>,
+        values: &Given<'_>,
         write: impl Send + FnOnce(&mut oxizero::Engine, View<'_>) -> Result<(), EngineError>,
     ) -> PyResult<()> {
-        let (shape, given) = (self.shape(param), values.shape());
+        let (shape, given) = (self.shape(py, param), values.shape());
         let problem = match values.view() {
             Ok(values) if given == shape => return self.run(py, |engine| write(engine, values)),
             Ok(_) => {
@@ -52,10 +51,7 @@ impl Engine {
 /// A copy of what the engine shows: the tensor outlives the call.
 fn copied(local: Option<Local<'_>>) -> Option<(usize, Buffer)> {
     let local = local?;
-    let values = local.values();
-    let mut copy = Buffer::heap(values.numel(), values.dtype());
-    cast(values, copy.view_mut());
-    Some((local.elements.start, copy))
+    Some((local.elements.start, Buffer::copy_of(local.values())))
 }
 
 fn part(py: Python<'_>, copy: Option<(usize, Buffer)>) -> PyResult<Option<Part>> {
@@ -74,7 +70,7 @@ impl Engine {
     }
 
     /// Replaces a whole gradient; a collective call.
-    fn set_full_grad(&self, py: Python<'_>, param: usize, values: Tensor<'_>) -> PyResult<()> {
+    fn set_full_grad(&self, py: Python<'_>, param: usize, values: Given<'_>) -> PyResult<()> {
         self.write(py, ("set_full_grad", param), &values, |engine, values| {
             engine.set_full_grad(ParamId(param), values)
         })
@@ -84,16 +80,14 @@ impl Engine {
     /// tensors are asked for of which ranks hold parts, for those parts.
     fn full_grads(&self, py: Python<'_>, whole: bool) -> PyResult<GradTensors> {
         let scope = if whole { Scope::Global } else { Scope::DataParallel };
-        let read = py.detach(|| {
-            let inner = &mut *self.lock();
+        let (grads, count) = self.run_inner(py, |inner| {
             let mut grads = inner.grads.take().and_then(Arc::into_inner).unwrap_or_default();
             inner.engine.full_grads_into(scope, &mut grads)?;
             Ok((grads, inner.engine.params().len()))
-        });
-        let (grads, count) = read.map_err(raised)?;
+        })?;
         let (tensors, grads) = tensor::model_grads(py, grads, count)?;
-        let inner = &mut *self.lock();
-        (inner.grads, inner.grads_read) = (Some(grads), true);
+        let inner = &mut *self.lock(py);
+        (inner.grads, inner.grads_read) = (grads, true);
         Ok(tensors)
     }
 
@@ -109,7 +103,7 @@ impl Engine {
     }
 
     /// Replaces that part; a collective call.
-    fn set_local_grad(&self, py: Python<'_>, param: usize, values: Tensor<'_>) -> PyResult<()> {
+    fn set_local_grad(&self, py: Python<'_>, param: usize, values: Given<'_>) -> PyResult<()> {
         let values = values.view()?;
         self.run(py, |engine| engine.set_local_grad(ParamId(param), values))
     }
@@ -120,7 +114,7 @@ impl Engine {
     }
 
     /// Replaces master and model weights; a collective call.
-    fn set_full_param(&self, py: Python<'_>, param: usize, values: Tensor<'_>) -> PyResult<()> {
+    fn set_full_param(&self, py: Python<'_>, param: usize, values: Given<'_>) -> PyResult<()> {
         self.write(py, ("set_full_param", param), &values, |engine, values| {
             engine.set_full_param(ParamId(param), values)
         })
@@ -133,7 +127,7 @@ impl Engine {
     }
 
     /// Replaces that part, and the model weights; a collective call.
-    fn set_local_param(&self, py: Python<'_>, param: usize, values: Tensor<'_>) -> PyResult<()> {
+    fn set_local_param(&self, py: Python<'_>, param: usize, values: Given<'_>) -> PyResult<()> {
         let values = values.view()?;
         self.run(py, |engine| engine.set_local_param(ParamId(param), values))
     }
@@ -149,7 +143,7 @@ impl Engine {
         py: Python<'_>,
         param: usize,
         key: &str,
-        values: Tensor<'_>,
+        values: Given<'_>,
     ) -> PyResult<()> {
         let call = format!("set_full_state {key}");
         self.write(py, (&call, param), &values, |engine, values| {
@@ -169,7 +163,7 @@ impl Engine {
         py: Python<'_>,
         param: usize,
         key: &str,
-        values: Tensor<'_>,
+        values: Given<'_>,
     ) -> PyResult<()> {
         let values = values.view()?;
         self.run(py, |engine| engine.set_local_state(ParamId(param), key, values))

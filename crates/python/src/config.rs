@@ -2,7 +2,7 @@
 
 use oxizero::{DType, WorldSize};
 use oxizero_core::deepspeed::{
-    DeepSpeedConfig, LastBatch, LeafModules, LogLevel, RuleSettings, SchedulerValue,
+    BackEnd, DeepSpeedConfig, LastBatch, LeafModules, LogLevel, RuleSettings, SchedulerValue,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -86,6 +86,15 @@ impl Config {
     #[getter]
     fn steps_per_print(&self) -> Option<usize> {
         self.0.steps_per_print
+    }
+
+    /// The name of the back end that is asked for, if one is.
+    #[getter]
+    fn backend(&self) -> Option<&'static str> {
+        self.0.back_end.map(|back_end| match back_end {
+            BackEnd::Native => "native",
+            BackEnd::Torch => "torch",
+        })
     }
 
     /// Whether a data loader drops the last, incomplete batch.

@@ -1,33 +1,42 @@
 //! The engine as a Python class.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use oxizero::comm::Communicator;
 use oxizero::{
     Boundary, Buffer, DType, EngineError, EngineOptions, GradIn, LossScale, ModelGrads, Norm,
-    Numel, ParamId, Rank, StepOutcome,
+    Numel, ParamId, Rank, StepOutcome, ViewMut,
 };
+use oxizero_device::kernels::cast;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::sync::MutexExt;
 use pyo3::types::PyDict;
 
 use crate::arrangement::{Arrangement, alike};
 use crate::config::Config;
 use crate::error::{self, raised};
-use crate::optimizer::Group;
-use crate::setup::{self, Param, World};
+use crate::given::Given;
+use crate::optimizer::{Group, Rules};
+use crate::setup::{self, Param};
 use crate::tensor::{self, Tensor};
+use crate::world::World;
 
 /// One rank's engine. Calls that wait for other ranks release the interpreter's lock.
 #[pyclass(frozen, module = "oxizero._oxizero")]
 pub(crate) struct Engine {
     inner: Mutex<Inner>,
+    back_end: Py<PyAny>,
 }
 
 pub(crate) struct Inner {
     pub(crate) engine: oxizero::Engine,
     /// The optimizer's groups as they were last told.
     groups: Vec<Group>,
+    rules: Rules,
+    /// What an operation of torch failed with, in the middle of a call: nothing works after it.
+    lost: Option<String>,
     /// The gradients that were read last, whose memory serves again once nobody else holds them.
     pub(crate) grads: Option<Arc<ModelGrads>>,
     /// Whether they are this window's.
@@ -44,9 +53,10 @@ impl Inner {
 }
 
 impl Engine {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
+    /// Waits without the interpreter's lock, which a call of another thread may want meanwhile.
+    pub(crate) fn lock(&self, py: Python<'_>) -> MutexGuard<'_, Inner> {
         // A panic in an earlier call leaves the engine's own checks in place.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Does something with the engine, without the interpreter's lock.
@@ -55,12 +65,28 @@ impl Engine {
         py: Python<'_>,
         deed: impl Send + FnOnce(&mut oxizero::Engine) -> Result<T, EngineError>,
     ) -> PyResult<T> {
-        py.detach(|| deed(&mut self.lock().engine)).map_err(raised)
+        self.run_inner(py, |inner| deed(&mut inner.engine))
+    }
+
+    /// The same, with what else is kept beside the engine.
+    pub(crate) fn run_inner<T: Send>(
+        &self,
+        py: Python<'_>,
+        deed: impl Send + FnOnce(&mut Inner) -> Result<T, EngineError>,
+    ) -> PyResult<T> {
+        py.detach(|| {
+            let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(why) = &inner.lost {
+                return Err(error::lost(why));
+            }
+            let done = caught(|| deed(&mut inner));
+            done.inspect_err(|error| inner.lost = Some(error.to_string()))?.map_err(raised)
+        })
     }
 
     /// The shape of a parameter that the engine knows.
-    pub(crate) fn shape(&self, param: usize) -> Vec<usize> {
-        self.lock().engine.params().get(param).map(|spec| spec.shape.clone()).unwrap_or_default()
+    pub(crate) fn shape(&self, py: Python<'_>, param: usize) -> Vec<usize> {
+        self.lock(py).engine.params().get(param).map(|spec| spec.shape.clone()).unwrap_or_default()
     }
 }
 
@@ -71,29 +97,44 @@ impl Engine {
     fn new(
         py: Python<'_>,
         config: &Config,
-        world: World,
+        back_end: Py<PyAny>,
         arrangement: &Arrangement,
         params: Vec<Param<'_>>,
         groups: Vec<Group>,
     ) -> PyResult<Self> {
+        let world: World = back_end.bind(py).getattr("world")?.extract()?;
         let specs = setup::specs(&params, &arrangement.inner)?;
         let options = setup::options(&config.0, &specs).map_err(error::config)?;
         let options = EngineOptions { mesh: Some(arrangement.inner.mesh().clone()), ..options };
-        let optimizer = setup::optimizer(&groups)?;
+        let rules = world.rules(py);
+        let optimizer = setup::optimizer(&groups, &rules)?;
         let initial = setup::initial(&params)?;
         let engine = py.detach(|| {
-            let comm = world.connect_for(config.0.copies)?;
-            let mut write = |param: ParamId, weights: &mut [f32]| {
-                setup::write_initial(&initial, param, weights);
+            let backend = world.connect_for(config.0.copies)?;
+            let mut write = |param: ParamId, weights: ViewMut<'_>| {
+                // What has no initial weights starts from zeros.
+                if let Some(initial) = initial[param.0] {
+                    cast(initial, weights);
+                }
             };
-            oxizero::Engine::new(specs, vec![], options, optimizer, comm, &mut write)
-                .map_err(raised)
+            let make = || {
+                oxizero::Engine::on_backend(specs, vec![], options, optimizer, backend, &mut write)
+            };
+            caught(make)?.map_err(raised)
         });
         let mut engine = engine?;
         for (index, group) in groups.iter().enumerate() {
-            group.apply(&mut engine, index, None)?;
+            group.apply(&mut engine, index, None, &rules)?;
         }
-        Ok(Self { inner: Mutex::new(Inner { engine, groups, grads: None, grads_read: false }) })
+        let (grads, grads_read, lost) = (None, false, None);
+        let inner = Inner { engine, groups, rules, lost, grads, grads_read };
+        Ok(Self { inner: Mutex::new(inner), back_end })
+    }
+
+    /// What Python gave it to run on.
+    #[getter]
+    fn back_end(&self, py: Python<'_>) -> Py<PyAny> {
+        self.back_end.clone_ref(py)
     }
 
     /// The memory of a parameter's model weights.
@@ -112,7 +153,7 @@ impl Engine {
         &self,
         py: Python<'_>,
         param: usize,
-        grad: Tensor<'_>,
+        grad: Given<'_>,
         loss_scale: f32,
     ) -> PyResult<()> {
         let loss_scale = LossScale::new(loss_scale).map_err(error::config)?;
@@ -129,7 +170,7 @@ impl Engine {
     fn step<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let outcome = self.run(py, oxizero::Engine::step)?;
         if !matches!(outcome, StepOutcome::Accumulated { .. }) {
-            self.lock().window_ended();
+            self.lock(py).window_ended();
         }
         let told = PyDict::new(py);
         let kind = match outcome {
@@ -176,8 +217,8 @@ impl Engine {
 
     /// Whether all ranks of the machine have one copy of the model weights.
     #[getter]
-    fn shares_weights(&self) -> bool {
-        self.lock().engine.shares_weights()
+    fn shares_weights(&self, py: Python<'_>) -> bool {
+        self.lock(py).engine.shares_weights()
     }
 
     /// Whether gradients are reduced as they come.
@@ -188,56 +229,56 @@ impl Engine {
     /// Which steps end the window: those that the configuration says (`None`), the next ones, or
     /// none.
     #[pyo3(signature = (is_boundary))]
-    fn set_boundary(&self, is_boundary: Option<bool>) {
+    fn set_boundary(&self, py: Python<'_>, is_boundary: Option<bool>) {
         let boundary = match is_boundary {
             None => Boundary::Counted,
             Some(true) => Boundary::Now,
             Some(false) => Boundary::Later,
         };
-        self.lock().engine.set_boundary(boundary);
+        self.lock(py).engine.set_boundary(boundary);
     }
 
     /// What the losses of this window are to be multiplied by.
     #[getter]
-    fn loss_scale(&self) -> f32 {
-        self.lock().engine.loss_scale().get()
+    fn loss_scale(&self, py: Python<'_>) -> f32 {
+        self.lock(py).engine.loss_scale().get()
     }
 
     /// Steps that were applied.
     #[getter]
-    fn applied_steps(&self) -> u64 {
-        self.lock().engine.applied_steps()
+    fn applied_steps(&self, py: Python<'_>) -> u64 {
+        self.lock(py).engine.applied_steps()
     }
 
     /// The dtypes on the gradients' way, as text.
     #[getter]
-    fn gradient_paths(&self) -> Vec<String> {
-        self.lock().engine.gradient_paths().iter().map(ToString::to_string).collect()
+    fn gradient_paths(&self, py: Python<'_>) -> Vec<String> {
+        self.lock(py).engine.gradient_paths().iter().map(ToString::to_string).collect()
     }
 
     /// Bytes that this rank holds now, by role.
     #[getter]
-    fn memory(&self) -> Vec<(&'static str, usize)> {
-        let roles = self.lock().engine.memory().roles();
+    fn memory(&self, py: Python<'_>) -> Vec<(&'static str, usize)> {
+        let roles = self.lock(py).engine.memory().roles();
         roles.map(|(role, bytes)| (role, bytes.0)).to_vec()
     }
 
     /// The most bytes that this rank held at one moment.
     #[getter]
-    fn peak_memory(&self) -> usize {
-        self.lock().engine.peak_memory_total().0
+    fn peak_memory(&self, py: Python<'_>) -> usize {
+        self.lock(py).engine.peak_memory_total().0
     }
 
     /// Tells the optimizer's groups, as they are from the next step on.
-    fn set_groups(&self, groups: Vec<Group>) -> PyResult<()> {
-        let inner = &mut *self.lock();
+    fn set_groups(&self, py: Python<'_>, groups: Vec<Group>) -> PyResult<()> {
+        let inner = &mut *self.lock(py);
         if groups.len() != inner.groups.len() {
             let (was, is) = (inner.groups.len(), groups.len());
             let why = format!("an optimizer of {was} groups has {is}; make a new engine");
             return Err(PyValueError::new_err(why));
         }
         for (index, group) in groups.iter().enumerate() {
-            group.apply(&mut inner.engine, index, inner.groups.get(index))?;
+            group.apply(&mut inner.engine, index, inner.groups.get(index), &inner.rules)?;
         }
         inner.groups = groups;
         Ok(())
@@ -271,8 +312,23 @@ impl Engine {
         }
         Ok(())
     }
+
+    /// The same of one tensor in torch's hands.
+    fn broadcast_given(&self, py: Python<'_>, tensor: Given<'_>, root: usize) -> PyResult<()> {
+        let (buffer, root) = (tensor.into_buffer()?, Rank(root));
+        self.run(py, |engine| broadcast(alike(engine)?.comm(), buffer, root).map(drop))
+    }
 }
 
 fn broadcast(comm: &dyn Communicator, packed: Buffer, root: Rank) -> Result<Buffer, EngineError> {
     Ok(comm.broadcast(packed, root)?.wait()?)
+}
+
+/// What the deed returns, or the exception with which an operation of torch unwound.
+fn caught<T>(deed: impl FnOnce() -> T) -> PyResult<T> {
+    // Whoever calls this gives up what was in the middle of something.
+    catch_unwind(AssertUnwindSafe(deed)).map_err(|payload| match payload.downcast::<PyErr>() {
+        Ok(error) => *error,
+        Err(payload) => resume_unwind(payload),
+    })
 }

@@ -30,6 +30,11 @@ pub(crate) fn raised(error: Error) -> PyErr {
     }
 }
 
+/// The exception of an engine that an operation of torch left in the middle of something.
+pub(crate) fn lost(why: &str) -> PyErr {
+    EngineError::new_err(format!("the engine is lost, since an operation of torch failed: {why}"))
+}
+
 /// The exception of an error of the configuration.
 pub(crate) fn config(error: EngineConfigError) -> PyErr {
     ConfigError::new_err(error.to_string())

@@ -6,7 +6,7 @@ use pyo3::types::PyDict;
 
 use crate::config::torch_name;
 use crate::engine::Engine;
-use crate::tensor::Tensor;
+use crate::given::Given;
 
 fn told<'py>(py: Python<'py>, bucket: &BucketSpec) -> PyResult<Bound<'py, PyDict>> {
     let told = PyDict::new(py);
@@ -26,13 +26,13 @@ impl Engine {
     /// the elements of the whole, and whether it is trained.
     #[getter]
     fn buckets<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
-        let inner = self.lock();
+        let inner = self.lock(py);
         inner.engine.buckets().map(|bucket| told(py, bucket)).collect()
     }
 
     /// Gathers a bucket's weights into a tensor of all its elements; a collective call.
-    fn gather(&self, py: Python<'_>, bucket: usize, full: Tensor<'_>) -> PyResult<()> {
-        let buffer = full.buffer()?;
+    fn gather(&self, py: Python<'_>, bucket: usize, full: Given<'_>) -> PyResult<()> {
+        let buffer = full.into_buffer()?;
         self.run(py, |engine| engine.gather_into(BucketId(bucket), buffer).map(drop))
     }
 
@@ -42,7 +42,7 @@ impl Engine {
     }
 
     /// The gathered weights were written; what this rank holds of them follows.
-    fn take_over_gathered(&self, py: Python<'_>, bucket: usize, full: Tensor<'_>) -> PyResult<()> {
+    fn take_over_gathered(&self, py: Python<'_>, bucket: usize, full: Given<'_>) -> PyResult<()> {
         let full = full.view()?;
         self.run(py, |engine| engine.take_over_gathered(BucketId(bucket), full))
     }

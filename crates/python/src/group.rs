@@ -5,8 +5,8 @@ use oxizero::{Buffer, Rank};
 use pyo3::prelude::*;
 
 use crate::error;
-use crate::setup::World;
 use crate::tensor::Tensor;
+use crate::world::Native;
 
 /// Moves tensors between all ranks. Every rank makes the same calls in the same order.
 #[pyclass(frozen, module = "oxizero._oxizero")]
@@ -18,7 +18,7 @@ pub(crate) struct Group {
 impl Group {
     /// Joins the others; blocks until all have come.
     #[new]
-    fn new(py: Python<'_>, world: World) -> PyResult<Self> {
+    fn new(py: Python<'_>, world: Native) -> PyResult<Self> {
         Ok(Self { comm: py.detach(|| world.connect())? })
     }
 

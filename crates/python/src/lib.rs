@@ -1,7 +1,8 @@
 //! The engine as a Python extension module, `oxizero._oxizero`.
 //!
 //! An edge: it turns Python's values into the engine's and back, and decides nothing. Tensors pass
-//! as DLPack capsules (`tensor.rs`, the only file with unsafe code). Every call that may wait for
+//! as DLPack capsules (`tensor.rs`, the only file with unsafe code), or stay in torch's hands
+//! (`torch/`). Every call that may wait for
 //! another rank releases the interpreter's lock.
 #![cfg(feature = "extension")]
 
@@ -11,6 +12,7 @@ mod config;
 mod engine;
 mod error;
 mod gathered;
+mod given;
 mod group;
 mod launch;
 mod optimizer;
@@ -18,6 +20,8 @@ mod ranks;
 mod setup;
 #[expect(unsafe_code, reason = "memory that torch and the engine share, behind a safe face")]
 mod tensor;
+mod torch;
+mod world;
 
 use pyo3::pymodule;
 

@@ -5,14 +5,15 @@ use oxizero::optim::{
     Optimizer, Sgd,
 };
 use oxizero::{GroupOptions, OptimGroup};
-use pyo3::FromPyObject;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::{FromPyObject, IntoPyObject};
 
 use crate::error::raised;
+use crate::torch::TorchRule;
 
 /// An optimizer group: its rule by name, and torch's names for the rest.
-#[derive(Clone, Debug, FromPyObject, PartialEq)]
+#[derive(Clone, Debug, FromPyObject, IntoPyObject, PartialEq)]
 #[pyo3(from_item_all)]
 pub(crate) struct Group {
     rule: String,
@@ -33,6 +34,13 @@ pub(crate) struct Group {
     initial_accumulator_value: f32,
 }
 
+/// Who updates weights.
+pub(crate) enum Rules {
+    Native,
+    /// This function of Python's.
+    Torch(Py<PyAny>),
+}
+
 impl Group {
     /// Learning rate and weight decay.
     pub(crate) fn options(&self) -> GroupOptions {
@@ -40,7 +48,18 @@ impl Group {
     }
 
     /// The update rule.
-    pub(crate) fn rule(&self) -> PyResult<Box<dyn Optimizer>> {
+    pub(crate) fn rule(&self, rules: &Rules) -> PyResult<Box<dyn Optimizer>> {
+        let native = self.native()?;
+        match rules {
+            Rules::Native => Ok(native),
+            Rules::Torch(update) => {
+                let update = Python::attach(|py| update.clone_ref(py));
+                Ok(Box::new(TorchRule { native, group: self.clone(), update }))
+            }
+        }
+    }
+
+    fn native(&self) -> PyResult<Box<dyn Optimizer>> {
         let (beta1, beta2) = self.betas;
         let options = MomentOptions { beta1, beta2, eps: self.eps };
         let rule: Result<Box<dyn Optimizer>, OptimError> = match self.rule.as_str() {
@@ -75,6 +94,7 @@ impl Group {
         engine: &mut oxizero::Engine,
         index: usize,
         before: Option<&Self>,
+        rules: &Rules,
     ) -> PyResult<()> {
         if before == Some(self) {
             return Ok(());
@@ -88,6 +108,6 @@ impl Group {
         if before.is_some_and(same) {
             return Ok(());
         }
-        engine.set_rule(group, self.rule()?).map_err(raised)
+        engine.set_rule(group, self.rule(rules)?).map_err(raised)
     }
 }

@@ -6,8 +6,8 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::error;
-use crate::setup::World;
 use crate::tensor::Tensor;
+use crate::world::Native;
 
 /// All ranks, in a world of their own. Calls release the interpreter's lock.
 #[pyclass(frozen, module = "oxizero._oxizero")]
@@ -17,7 +17,7 @@ pub(crate) struct Ranks(Box<dyn Communicator>);
 impl Ranks {
     /// Meets the others; a collective call.
     #[new]
-    fn new(py: Python<'_>, world: World) -> PyResult<Self> {
+    fn new(py: Python<'_>, world: Native) -> PyResult<Self> {
         py.detach(|| world.connect()).map(Self)
     }
 

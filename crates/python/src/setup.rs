@@ -1,26 +1,20 @@
 //! From Python's description of a model to an engine.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
-use oxizero::comm::shm::{Options, Replicas};
-use oxizero::comm::{Communicator, shm, threads};
 use oxizero::optim::LrSchedule;
 use oxizero::{
-    Bucketing, DType, EngineOptions, OptimGroup, OptimizerSetup, ParamId, ParamSpec, Rank, UnitId,
-    View, ViewMut, WorldSize,
+    Bucketing, DType, EngineOptions, OptimGroup, OptimizerSetup, ParamSpec, UnitId, View,
 };
-use oxizero_core::deepspeed::{DeepSpeedConfig, WeightCopies};
+use oxizero_core::deepspeed::DeepSpeedConfig;
 use oxizero_core::{Arrangement, ConfigError, Placement};
-use oxizero_device::kernels::cast;
 use pyo3::FromPyObject;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::config::{dtype, world_size};
-use crate::error;
-use crate::optimizer::Group;
-use crate::tensor::Tensor;
+use crate::config::dtype;
+use crate::given::Given;
+use crate::optimizer::{Group, Rules};
 
 /// A parameter, and the weights that it starts from.
 #[derive(FromPyObject)]
@@ -36,46 +30,7 @@ pub(crate) struct Param<'py> {
     /// What is gathered together, where weights rest sharded: numbered from 0.
     unit: usize,
     /// Weights of any dtype; `None` for zeros.
-    pub(crate) initial: Option<Tensor<'py>>,
-}
-
-/// Where this rank is, and how it finds the others.
-#[derive(FromPyObject)]
-#[pyo3(from_item_all)]
-pub(crate) struct World {
-    rank: usize,
-    size: usize,
-    /// The name under which rank 0 listens; see [`Options::socket`].
-    socket: String,
-    /// How long a rank waits for another, in seconds.
-    deadline: f64,
-}
-
-impl World {
-    /// Joins the others, each with its own copy of weights; blocks until all have come.
-    pub(crate) fn connect(self) -> PyResult<Box<dyn Communicator>> {
-        self.connect_for(WeightCopies::Ranks)
-    }
-
-    /// The same, for these copies of weights.
-    pub(crate) fn connect_for(self, copies: WeightCopies) -> PyResult<Box<dyn Communicator>> {
-        let size = world_size(self.size)?;
-        let deadline = Duration::try_from_secs_f64(self.deadline)
-            .map_err(|error| PyValueError::new_err(format!("deadline: {error}")))?;
-        if size == WorldSize::ONE {
-            let mut alone = threads::group_with_deadline(size, deadline);
-            return Ok(alone.pop().expect("a group of one has one communicator"));
-        }
-        let options = Options {
-            deadline,
-            replicas: match copies {
-                WeightCopies::Machines => Replicas::Shared,
-                WeightCopies::Ranks => Replicas::Private,
-            },
-            ..Options::new(Rank(self.rank), size, self.socket)
-        };
-        shm::connect(options).map_err(error::comm)
-    }
+    pub(crate) initial: Option<Given<'py>>,
 }
 
 /// The engine's own description of the parameters.
@@ -107,7 +62,7 @@ fn spec(param: &Param<'_>, arrangement: &Arrangement) -> PyResult<ParamSpec> {
 
 /// The weights that parameters start from, other than zeros.
 pub(crate) fn initial<'a>(params: &'a [Param<'_>]) -> PyResult<Vec<Option<View<'a>>>> {
-    params.iter().map(|param| param.initial.as_ref().map(Tensor::view).transpose()).collect()
+    params.iter().map(|param| param.initial.as_ref().map(Given::view).transpose()).collect()
 }
 
 /// Which dtype is the model's, where parameters have several: that of the most elements.
@@ -141,20 +96,13 @@ pub(crate) fn options(
 }
 
 /// The optimizer that the groups describe; its schedule is torch's, and stays out of it.
-pub(crate) fn optimizer(groups: &[Group]) -> PyResult<OptimizerSetup> {
+pub(crate) fn optimizer(groups: &[Group], rules: &Rules) -> PyResult<OptimizerSetup> {
     let Some(first) = groups.first() else {
         return Err(PyValueError::new_err("an optimizer without groups of parameters"));
     };
     Ok(OptimizerSetup {
-        rule: first.rule()?,
+        rule: first.rule(rules)?,
         groups: groups.iter().map(Group::options).collect(),
         schedule: LrSchedule::constant(0),
     })
-}
-
-/// Writes initial weights as f32, over zeros.
-pub(crate) fn write_initial(initial: &[Option<View<'_>>], param: ParamId, weights: &mut [f32]) {
-    if let Some(initial) = initial[param.0] {
-        cast(initial, ViewMut::F32(weights));
-    }
 }

@@ -11,9 +11,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use oxizero::{Buffer, Bytes, DType, ModelGrads, Numel, ParamId, RestingWeights, View, ViewMut};
-use oxizero_device::{REGION_ALIGN, Region};
+use oxizero_device::{DeviceView, REGION_ALIGN, Region};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
+
+use crate::torch;
 
 /// The name of a capsule that nobody has consumed.
 const NAME: &CStr = c"dltensor";
@@ -263,6 +265,9 @@ unsafe extern "C" fn drop_capsule(capsule: *mut pyo3::ffi::PyObject) {
 /// If the buffer has not as many elements as the shape.
 pub(crate) fn owned(py: Python<'_>, buffer: Buffer, shape: &[usize]) -> PyResult<Py<PyAny>> {
     assert_eq!(buffer.numel().0, shape.iter().product::<usize>(), "a buffer of {shape:?}");
+    if let View::Device(view) = buffer.view() {
+        return torch::tensor(py, view, shape);
+    }
     let (start, dtype) = (buffer.region().start(), buffer.dtype());
     // SAFETY: the buffer goes along and is not used otherwise; its region owns the elements.
     unsafe { Memory { start, dtype, shape, owner: Box::new(buffer) }.into_capsule(py) }
@@ -271,6 +276,10 @@ pub(crate) fn owned(py: Python<'_>, buffer: Buffer, shape: &[usize]) -> PyResult
 /// A tensor in the memory of model weights.
 pub(crate) fn weights(py: Python<'_>, lent: RestingWeights) -> PyResult<Py<PyAny>> {
     let RestingWeights { memory, bytes, dtype, shape } = lent;
+    if let Some(memory) = memory.device_memory() {
+        let elements = bytes.start / dtype.size()..bytes.end / dtype.size();
+        return torch::tensor(py, DeviceView::of_memory(memory, dtype).range(elements), &shape);
+    }
     let len = shape.iter().product::<usize>() * dtype.size();
     assert!(bytes.len() == len && bytes.end <= memory.len().0, "{bytes:?} of {memory:?}");
     // SAFETY: in bounds by the assertion. The loan keeps the memory; that nobody uses it while the
@@ -285,12 +294,18 @@ pub(crate) fn weights(py: Python<'_>, lent: RestingWeights) -> PyResult<Py<PyAny
 pub(crate) type GradTensors = Vec<Option<Py<PyAny>>>;
 
 /// A tensor for each parameter that has a gradient, and `grads`, which they own together: once it
-/// is the last to own them, nobody uses their memory any more.
+/// is the last to own them, nobody uses their memory any more. Torch's own tensors keep theirs by
+/// themselves.
 pub(crate) fn model_grads(
     py: Python<'_>,
     mut grads: ModelGrads,
     count: usize,
-) -> PyResult<(GradTensors, Arc<ModelGrads>)> {
+) -> PyResult<(GradTensors, Option<Arc<ModelGrads>>)> {
+    let is_torchs = |(_, view): (ParamId, View<'_>)| matches!(view, View::Device(_));
+    if grads.iter().any(is_torchs) {
+        let tensors = (0..count).map(|param| torchs_grad(py, &grads, ParamId(param)));
+        return Ok((tensors.collect::<PyResult<_>>()?, None));
+    }
     let mut places = Vec::with_capacity(count);
     for param in (0..count).map(ParamId) {
         let shape = grads.shape(param).unwrap_or_default().to_vec();
@@ -306,7 +321,14 @@ pub(crate) fn model_grads(
     };
     let tensors: PyResult<_> =
         places.into_iter().map(|place| place.map(capsule).transpose()).collect();
-    Ok((tensors?, owner))
+    Ok((tensors?, Some(owner)))
+}
+
+fn torchs_grad(py: Python<'_>, grads: &ModelGrads, param: ParamId) -> PyResult<Option<Py<PyAny>>> {
+    match (grads.get(param), grads.shape(param)) {
+        (Some(View::Device(view)), Some(shape)) => torch::tensor(py, view, shape).map(Some),
+        _ => Ok(None),
+    }
 }
 
 fn start_of(values: ViewMut<'_>) -> (NonNull<u8>, DType) {

@@ -65,6 +65,9 @@ pub struct DeepSpeedConfig {
     /// Who has a copy of the model weights where these rest replicated: `oxizero.share_weights`,
     /// which DeepSpeed has not.
     pub copies: WeightCopies,
+    /// What the engine runs on, from the section `oxizero`, which DeepSpeed does not have; `None`
+    /// for what the model's device asks for.
+    pub back_end: Option<BackEnd>,
 }
 
 /// Who has a copy of replicated model weights.
@@ -74,6 +77,15 @@ pub enum WeightCopies {
     Ranks,
     /// Each machine, whose ranks only read it between steps.
     Machines,
+}
+
+/// What an engine of the PyTorch front-end runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BackEnd {
+    /// The host, and Rust kernels.
+    Native,
+    /// Any device, by torch's operations and `torch.distributed`.
+    Torch,
 }
 
 /// What is logged: messages at least so grave.
@@ -122,6 +134,8 @@ const LOG_LEVELS: &[(&str, LogLevel)] = &[
     ("critical", LogLevel::Critical),
 ];
 
+const BACK_ENDS: &[(&str, BackEnd)] = &[("native", BackEnd::Native), ("torch", BackEnd::Torch)];
+
 const BUCKET_NUMEL: usize = 16 << 20;
 
 impl DeepSpeedConfig {
@@ -157,7 +171,7 @@ impl DeepSpeedConfig {
             _ => LastBatch::Kept,
         };
         what_changes_nothing(&mut top)?;
-        let copies = own(&mut top, stage)?;
+        let (copies, back_end) = own(&mut top, stage)?;
         top.off(off::TOP)?;
         top.end()?;
         Ok(Self {
@@ -177,6 +191,7 @@ impl DeepSpeedConfig {
             steps_per_print,
             last_batch,
             copies,
+            back_end,
         })
     }
 
@@ -384,8 +399,9 @@ fn what_changes_nothing(top: &mut Section) -> Result<(), ConfigError> {
 }
 
 /// The engine's own section: who has a copy of the weights.
-fn own(top: &mut Section, stage: Stage) -> Result<WeightCopies, ConfigError> {
-    let Some(mut section) = top.section("oxizero")? else { return Ok(WeightCopies::Ranks) };
+fn own(top: &mut Section, stage: Stage) -> Result<(WeightCopies, Option<BackEnd>), ConfigError> {
+    let Some(mut section) = top.section("oxizero")? else { return Ok((WeightCopies::Ranks, None)) };
+    let back_end = section.one_of("backend", BACK_ENDS)?;
     let share_weights = section.switch("share_weights")?.unwrap_or(false);
     section.end()?;
     if share_weights && stage.model() == Placement::Sharded {
@@ -395,7 +411,15 @@ fn own(top: &mut Section, stage: Stage) -> Result<WeightCopies, ConfigError> {
             advice: "weights that rest sharded have no copies to share; use stage 0, 1 or 2".into(),
         });
     }
-    Ok(if share_weights { WeightCopies::Machines } else { WeightCopies::Ranks })
+    let copies = if share_weights { WeightCopies::Machines } else { WeightCopies::Ranks };
+    if share_weights && back_end == Some(BackEnd::Torch) {
+        return Err(ConfigError::Conflict {
+            first: "oxizero.share_weights = true".into(),
+            second: "oxizero.backend = \"torch\"".into(),
+            advice: "its ranks have a copy of the weights each; use the native back end".into(),
+        });
+    }
+    Ok((copies, back_end))
 }
 
 /// Ways to keep sums in narrow dtypes from overflowing, where sums are f32.

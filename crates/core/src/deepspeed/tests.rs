@@ -47,6 +47,7 @@ fn a_configuration_as_people_have_it_is_honoured() {
         steps_per_print: Some(10),
         copies: WeightCopies::Ranks,
         last_batch: LastBatch::Kept,
+        back_end: None,
     };
     assert_eq!(config, expected);
 }
@@ -251,4 +252,18 @@ fn one_copy_of_the_weights_is_for_stages_that_have_copies() {
     assert!(conflict.contains("oxizero.share_weights") && conflict.contains("stage = 3"));
     let unknown = read_copies(1, "\"share_weight\": true").unwrap_err().to_string();
     assert!(unknown.contains("oxizero.share_weights"), "{unknown}");
+}
+
+#[test]
+fn the_back_end_is_the_devices_unless_it_is_asked_for() {
+    let back_end = |text: &str| DeepSpeedConfig::from_json(text, WorldSize::ONE);
+    assert_eq!(back_end("{}").unwrap().back_end, None);
+    for (name, kind) in [("native", BackEnd::Native), ("torch", BackEnd::Torch)] {
+        let text = format!(r#"{{"oxizero": {{"backend": "{name}"}}}}"#);
+        assert_eq!(back_end(&text).unwrap().back_end, Some(kind));
+    }
+    let said = |text: &str| back_end(text).unwrap_err().to_string();
+    let error = said(r#"{"oxizero": {"backend": "cuda"}}"#);
+    assert!(error.contains("`oxizero.backend = \"cuda\"`"), "{error}");
+    assert!(said(r#"{"oxizero": {"back_end": "torch"}}"#).contains("`oxizero.backend`"));
 }

@@ -1,0 +1,120 @@
+//! Where this rank is, and how it finds the others.
+
+use std::time::Duration;
+
+use oxizero::comm::library::communicator;
+use oxizero::comm::shm::{Options, Replicas};
+use oxizero::comm::{Communicator, shm, threads};
+use oxizero::{Backend, ProcessGroup, Rank, Storage, WorldSize};
+use oxizero_core::ConfigError;
+use oxizero_core::deepspeed::WeightCopies;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::config::world_size;
+use crate::error;
+use crate::optimizer::Rules;
+use crate::torch::{TorchDevice, TorchGroup};
+
+/// What a back end's attribute `world` says.
+#[derive(FromPyObject)]
+pub(crate) enum World {
+    Torch(Torch),
+    Native(Native),
+}
+
+/// Ranks that `torch.distributed` connects, and where their tensors lie.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Torch {
+    rank: usize,
+    size: usize,
+    deadline: f64,
+    /// `oxizero.torch_backend.Device`.
+    device: Py<PyAny>,
+    /// `oxizero.torch_backend.Group` of all ranks.
+    group: Py<PyAny>,
+    /// What updates weights.
+    update: Py<PyAny>,
+}
+
+/// Ranks on one machine.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Native {
+    rank: usize,
+    size: usize,
+    /// The name under which rank 0 listens; see [`Options::socket`].
+    socket: String,
+    /// How long a rank waits for another, in seconds.
+    deadline: f64,
+}
+
+impl World {
+    /// Who updates weights.
+    pub(crate) fn rules(&self, py: Python<'_>) -> Rules {
+        match self {
+            Self::Torch(torch) => Rules::Torch(torch.update.clone_ref(py)),
+            Self::Native(_) => Rules::Native,
+        }
+    }
+
+    /// Joins the others, for these copies of weights; blocks until all have come.
+    pub(crate) fn connect_for(self, copies: WeightCopies) -> PyResult<Backend> {
+        match self {
+            Self::Torch(torch) => torch.connect(copies),
+            Self::Native(native) => native.connect_for(copies).map(Backend::host),
+        }
+    }
+}
+
+impl Torch {
+    fn connect(self, copies: WeightCopies) -> PyResult<Backend> {
+        if copies == WeightCopies::Machines {
+            return Err(error::config(ConfigError::Conflict {
+                first: "oxizero.share_weights = true".into(),
+                second: "the torch back end".into(),
+                advice: "its ranks have a copy of the weights each; use the native one".into(),
+            }));
+        }
+        let device = TorchDevice::new(self.device);
+        let group = TorchGroup {
+            group: self.group,
+            device: device.clone(),
+            members: ProcessGroup::world(world_size(self.size)?),
+            rank: Rank(self.rank),
+            deadline: seconds(self.deadline)?,
+        };
+        let storage = Storage::Device(std::sync::Arc::new(device));
+        Ok(Backend { storage, communicator: communicator(group) })
+    }
+}
+
+impl Native {
+    /// Joins the others, each with its own copy of weights; blocks until all have come.
+    pub(crate) fn connect(self) -> PyResult<Box<dyn Communicator>> {
+        self.connect_for(WeightCopies::Ranks)
+    }
+
+    fn connect_for(self, copies: WeightCopies) -> PyResult<Box<dyn Communicator>> {
+        let (size, deadline) = (world_size(self.size)?, seconds(self.deadline)?);
+        if size == WorldSize::ONE {
+            let mut alone = threads::group_with_deadline(size, deadline);
+            return Ok(alone.pop().expect("a group of one has one communicator"));
+        }
+        let options = Options {
+            deadline,
+            replicas: match copies {
+                WeightCopies::Machines => Replicas::Shared,
+                WeightCopies::Ranks => Replicas::Private,
+            },
+            ..Options::new(Rank(self.rank), size, self.socket)
+        };
+        shm::connect(options).map_err(error::comm)
+    }
+}
+
+fn seconds(deadline: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(deadline)
+        .map_err(|error| PyValueError::new_err(format!("deadline: {error}")))
+}

@@ -1,0 +1,122 @@
+"""What an engine runs on: the host and its Rust kernels, or torch on any device."""
+
+import os
+
+import torch
+from torch.utils.dlpack import from_dlpack, to_dlpack
+
+from oxizero import torch_backend, world
+from oxizero._oxizero import ConfigError
+
+_VARIABLE = "OXIZERO_BACKEND"
+_NAMES = ("native", "torch")
+
+
+class Native:
+    """CPU models: Rust kernels, and shared memory between the ranks of one machine."""
+
+    name = "native"
+
+    def __init__(self, device):
+        self.device = device
+        self.world = world.meeting()
+
+    def give(self, tensor):
+        """A tensor as the engine takes it: contiguous, on the CPU, without a graph."""
+        return to_dlpack(tensor.detach().contiguous())
+
+    def take(self, given):
+        """What the engine gives, if anything, as a tensor."""
+        return None if given is None else from_dlpack(given)
+
+    def broadcast(self, core, tensors, root):
+        """Overwrites contiguous tensors of any dtype with those of a rank. DLPack has booleans in
+        bytes."""
+        core.broadcast([self.give(_bytes(tensor)) for tensor in tensors], root)
+
+
+class Torch:
+    """Models on any device: torch's operations, and `torch.distributed`."""
+
+    name = "torch"
+
+    def __init__(self, device):
+        self.device = device
+        here = world.place()
+        if here.size > 1:
+            world.start_distributed(device)
+        self._operations = torch_backend.Device(device)
+        self.world = {
+            "rank": here.rank,
+            "size": here.size,
+            "deadline": world.deadline().total_seconds(),
+            "device": self._operations,
+            "group": torch_backend.Group(here.rank, range(here.size), device, world.deadline()),
+            "update": torch_backend.update,
+        }
+
+    def give(self, tensor):
+        """A tensor as the engine takes it: contiguous, without a graph, as flat bytes."""
+        return self._operations.give(tensor)
+
+    def take(self, given):
+        """What the engine gives, if anything: tensors of its memory."""
+        return given
+
+    def broadcast(self, core, tensors, root):
+        """Overwrites contiguous tensors of any dtype and device with those of a rank."""
+        sizes = [_bytes(tensor).numel() for tensor in tensors]
+        end = sum(sizes)
+        packed = torch.zeros(-(-end // 4) * 4, dtype=torch.uint8, device=self.device)
+        places = packed[:end].split(sizes)
+        for tensor, place in zip(tensors, places, strict=True):
+            place.copy_(_bytes(tensor))
+        core.broadcast_given(self.give(packed.view(torch.float32)), root)
+        for tensor, place in zip(tensors, places, strict=True):
+            _bytes(tensor).copy_(place)
+
+
+def choose(module, config):
+    """The back end of a model: by its device, unless the configuration or the environment says."""
+    device = _device(module)
+    name = _asked(config) or ("native" if device.type == "cpu" else "torch")
+    if name == "native" and device.type != "cpu":
+        raise ConfigError(
+            f"the native back end trains on the CPU, and the model is on {device}; use the torch "
+            "back end, or move the model"
+        )
+    return {"native": Native, "torch": Torch}[name](device)
+
+
+def _asked(config):
+    told = os.environ.get(_VARIABLE)
+    if told is not None and told not in _NAMES:
+        raise ConfigError(f"{_VARIABLE}={told!r} in the environment; there are native and torch")
+    if told is not None and config.backend not in (None, told):
+        raise ConfigError(
+            f"{_VARIABLE}={told!r} in the environment, and `oxizero.backend = "
+            f'"{config.backend}"` in the configuration; drop one of them'
+        )
+    return told or config.backend
+
+
+def _device(module):
+    """The one device of all parameters."""
+    found = {}
+    for name, param in module.named_parameters():
+        found.setdefault(param.device, name)
+    if len(found) > 1:
+        (first, name), (second, other) = list(found.items())[:2]
+        raise ConfigError(
+            f"parameter `{name}` is on {first} and `{other}` on {second}; move the model to one "
+            "device before initialize()"
+        )
+    (device,) = found or (torch.device("cpu"),)
+    if device.type == "meta":
+        raise ConfigError(f"parameter `{found[device]}` is on the meta device; give it memory")
+    return device
+
+
+def _bytes(tensor):
+    # One dimension, since a scalar has no bytes to view.
+    return tensor.view(-1).view(torch.uint8)

@@ -1,0 +1,120 @@
+"""The kernels of `oxizero-device`, on tensors of one device.
+
+Arithmetic is in f32 and rounds once, to nearest even, as the host's does; its results are the
+host's to the bit where the device's f32 is IEEE's, but for the sums of a norm, which torch adds in
+f64 in an order of its own. On a GPU torch divides by a number of the host by multiplying with its
+inverse, so divisors are tensors.
+"""
+
+import torch
+
+# Elements that are widened at once, to bound what that takes.
+BLOCK = 1 << 22
+
+
+def at(elements):
+    """The tensor of some elements of a flat tensor of bytes."""
+    memory, dtype, start, end = elements
+    return memory.view(getattr(torch, dtype))[start:end]
+
+
+def blocks(*tensors):
+    """The same stretches of tensors of one length, at most `BLOCK` elements each."""
+    numel = tensors[0].numel()
+    for start in range(0, numel, BLOCK):
+        yield tuple(tensor[start : min(start + BLOCK, numel)] for tensor in tensors)
+
+
+def scalar(value, like):
+    """A number as an f32 tensor that divides as any element does."""
+    return torch.full((1,), value, dtype=torch.float32, device=like.device)
+
+
+class Device:
+    """A torch device, and what is computed there."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def give(self, tensor):
+        """A tensor as the engine takes it: contiguous and without a graph, as flat bytes."""
+        name = str(tensor.dtype).removeprefix("torch.")
+        flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        return self, flat, name, tuple(tensor.shape)
+
+    def tensor(self, elements, shape):
+        """A tensor in the engine's memory."""
+        return at(elements).view(shape)
+
+    def alloc(self, size):
+        return torch.zeros(size, dtype=torch.uint8, device=self.device)
+
+    def read(self, source):
+        """The elements' bytes, on the host."""
+        source = at(source).view(torch.uint8)
+        read = bytearray(source.numel())
+        if read:
+            torch.frombuffer(read, dtype=torch.uint8).copy_(source)
+        return bytes(read)
+
+    def write(self, source, target):
+        if source:
+            source = torch.frombuffer(bytearray(source), dtype=torch.uint8)
+            at(target).view(torch.uint8).copy_(source)
+
+    def fill(self, target, value):
+        at(target).fill_(value)
+
+    @torch.no_grad()
+    def cast(self, source, target):
+        at(target).copy_(at(source))
+
+    @torch.no_grad()
+    def adopt(self, source, target):
+        for given, kept in blocks(at(source), at(target)):
+            rounded = kept.to(given.dtype).float().view(torch.int32)
+            given = given.float()
+            kept.copy_(torch.where(given.view(torch.int32) != rounded, given, kept))
+
+    @torch.no_grad()
+    def tree_sum(self, inputs, target, adds):
+        for target, *parts in blocks(at(target), *map(at, inputs)):
+            total = _tree(parts)
+            target.copy_(target.float() + total if adds else total)
+
+    @torch.no_grad()
+    def divide(self, grad, divisor):
+        for part, in blocks(at(grad)):
+            part.copy_(part.float() / scalar(divisor, part))
+
+    @torch.no_grad()
+    def measure(self, grads, divisor, power):
+        """The sums of the quotients' powers, or their largest magnitudes, as numbers of the host:
+        what a step reads of the device."""
+        return torch.stack([_measured(at(grad), divisor, power) for grad in grads]).tolist()
+
+
+def _tree(parts):
+    """The balanced tree over the parts, in f32."""
+    if len(parts) == 1:
+        return parts[0].float()
+    # The largest power of two below their number.
+    cut = 1 << (len(parts) - 1).bit_length() - 1
+    return _tree(parts[:cut]) + _tree(parts[cut:])
+
+
+def _measured(grad, divisor, power):
+    found = torch.zeros((), dtype=torch.float64, device=grad.device)
+    for part, in blocks(grad):
+        sizes = (part.float() / scalar(divisor, part)).abs_().double()
+        if power is None:
+            found = torch.maximum(found, sizes.max())
+        else:
+            found = found + _power(sizes, power).sum()
+    return found
+
+
+def _power(sizes, power):
+    if power == 1:
+        return sizes
+    return sizes * sizes if power == 2 else sizes * sizes * sizes
