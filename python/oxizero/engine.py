@@ -1,14 +1,16 @@
 """The engine that `initialize` returns: a module that trains."""
 
 import contextlib
+import logging
 import weakref
 
 import torch
 
-from oxizero import _oxizero, backends, pieces, registry, units, world
+from oxizero import _oxizero, backends, buffers, pieces, registry, units, world
 from oxizero._oxizero import EngineError
 from oxizero.clipping import Clipping, unwatch, watch
 from oxizero.later import Later
+from oxizero.log import log_dist
 from oxizero.lr_schedules import check_metrics
 from oxizero.optimizer import groups
 from oxizero.sharded import Sharded
@@ -65,6 +67,8 @@ class Engine(Clipping, Later, torch.nn.Module):
         self._pass_ended = False
         # Whether one has since the last step.
         self._backward_ended = False
+        # A backward pass has failed, and its gradients are not complete.
+        self._pass_failed = False
         # What the gradients of the running backward are multiplied by; None for nothing.
         self._pass_scale = None
         self._forced_boundary = None
@@ -86,7 +90,8 @@ class Engine(Clipping, Later, torch.nn.Module):
         else:
             self._weights.alias(self._core)
         self._take_pieces()
-        self._broadcast_buffers()
+        if self._place.size > 1:
+            buffers.broadcast(self._core, self._back_end, module, self._weights.others)
         registry.add(self, self._weights.params)
         self._hooks = [
             param.register_post_accumulate_grad_hook(_taker(weakref.ref(self), index))
@@ -98,6 +103,9 @@ class Engine(Clipping, Later, torch.nn.Module):
     def forward(self, *args, **kwargs):
         """The model's forward."""
         self._weights.check(self._core)
+        if self._in_pass and torch._C._current_graph_task_id() == -1:
+            self._forget_pass()
+            self._pass_failed = True
         return self.module(*args, **kwargs)
 
     def scale(self, loss):
@@ -110,11 +118,13 @@ class Engine(Clipping, Later, torch.nn.Module):
         """Runs the loss's backward; its gradients go to the engine as they come, and no parameter
         keeps a `grad`. Returns the loss. It is not divided by the number of micro-batches: the
         engine divides their sum."""
+        self._check_passes()
         self._pass_ended = False
         try:
             self.scale(loss).backward(retain_graph=retain_graph)
         except BaseException:
             self._forget_pass()
+            self._pass_failed = True
             raise
         if not self._pass_ended:
             self._end_pass()
@@ -125,7 +135,8 @@ class Engine(Clipping, Later, torch.nn.Module):
         schedule of the learning rate, whose `step` is given `lr_kwargs`."""
         if self.is_gradient_accumulation_boundary():
             check_metrics(self.lr_scheduler, lr_kwargs)
-        self._weights.check_frozen()
+        self._check_passes()
+        self._weights.check_model(self.module)
         self._weights.check(self._core)
         if not self._backward_ended:
             raise EngineError(
@@ -146,6 +157,13 @@ class Engine(Clipping, Later, torch.nn.Module):
         self.global_samples += self.train_batch_size() or 0
         if outcome["kind"] == "skipped":
             self.skipped_steps += 1
+            self._norm = None
+            log_dist(
+                f"step {self.global_steps} is skipped: the gradient of `{outcome['parameter']}` is "
+                f"not finite, rank {outcome['rank']} says; loss scale {self.loss_scale}",
+                ranks=[0],
+                level=logging.WARNING,
+            )
             return
         self._norm = outcome["norm_before"]
         home.stepped()
@@ -155,9 +173,21 @@ class Engine(Clipping, Later, torch.nn.Module):
         self._print_progress()
 
     def zero_grad(self, set_to_none=True):
-        """Gives up the gradients that the window holds; between windows there are none."""
+        """Between windows there are no gradients, and it does nothing. In a window it gives up
+        those of the running micro-batch, and is refused once a micro-batch has ended."""
+        if self._accumulated > 0:
+            raise EngineError(
+                f"zero_grad() would give up {self._accumulated} micro-batches of the "
+                f"{self.gradient_accumulation_steps()} that a step is made of; call it after the "
+                "step that updates the weights, or engine.discard_window()"
+            )
+        self.discard_window()
+
+    def discard_window(self):
+        """Gives up all gradients since the last step that updated the weights, on all ranks."""
         self._core.discard_window()
         self._forget_pass()
+        self._pass_failed = False
         self._backward_ended = False
         self._accumulated = 0
 
@@ -178,8 +208,8 @@ class Engine(Clipping, Later, torch.nn.Module):
     def set_gradient_accumulation_boundary(self, is_boundary):
         """Whether the next steps end the window, whatever the configuration says; None for what it
         says. A window that ends early is divided by the micro-batches that it held."""
-        self._forced_boundary = is_boundary
         self._core.set_boundary(is_boundary)
+        self._forced_boundary = is_boundary
 
     def is_gradient_accumulation_boundary(self):
         """Whether the next `step()` updates the weights."""
@@ -188,7 +218,8 @@ class Engine(Clipping, Later, torch.nn.Module):
         return self._accumulated + 1 >= self.gradient_accumulation_steps()
 
     def get_global_grad_norm(self):
-        """The norm of all gradients in the last applied step, before clipping; None before it."""
+        """The norm of all gradients in the last step, before clipping; None before the first, and
+        after one that was skipped since gradients were not finite."""
         return self._norm
 
     def get_lr(self):
@@ -285,6 +316,8 @@ class Engine(Clipping, Later, torch.nn.Module):
 
     def _take(self, index, param):
         grad, param.grad = param.grad, None
+        if grad is None:
+            return  # a Function may say so
         self._begin_pass()
         name = self._weights.names[index][0]
         grad = local_grad(param, grad, name)
@@ -323,6 +356,14 @@ class Engine(Clipping, Later, torch.nn.Module):
         if self._sharded is not None:
             self._sharded.pass_ended()
 
+    def _check_passes(self):
+        """Refuses to go on with gradients that are not complete."""
+        if self._pass_failed:
+            raise EngineError(
+                "a backward pass has failed, and the window's gradients are not complete; give "
+                "them up with engine.discard_window() on all ranks"
+            )
+
     def _forget_pass(self):
         self._in_pass, self._pass_scale = False, None
         if self._sharded is not None:
@@ -340,19 +381,6 @@ class Engine(Clipping, Later, torch.nn.Module):
                     param.data.copy_(values)
                 else:
                     self._sharded.bucket_of(param).write(param, values)
-
-    def _broadcast_buffers(self):
-        others = [buffer for buffer in self.module.buffers() if buffer.numel() > 0]
-        others += self._weights.others
-        others = [local(other) for other in others if other.device.type in self._devices()]
-        copies = [other.detach().contiguous() for other in others]
-        self._back_end.broadcast(self._core, copies, 0)
-        for other, copy in zip(others, copies, strict=True):
-            if other.data_ptr() != copy.data_ptr():
-                other.data.copy_(copy)
-
-    def _devices(self):
-        return {"cpu", self._back_end.device.type}
 
     def _print_progress(self):
         every = self.config.steps_per_print
@@ -373,4 +401,3 @@ def _taker(engine, index):
             alive._take(index, param)
 
     return take
-

@@ -56,21 +56,26 @@ def check(client):
             "initialize() a new one, and write states with oxizero.utils.safe_set_full_"
             "optimizer_state"
         )
-    for index, group in enumerate(client.param_groups):
-        for option, works in _FIXED.items():
-            if group.get(option, works) != works:
-                raise ConfigError(
-                    f"optimizer.param_groups[{index}][{option!r}] = {group[option]} is refused: "
-                    f"the engine has no such update; use {works}"
-                )
 
 
 def groups(optimizer):
-    """The groups of a torch optimizer, as the engine takes them."""
+    """The groups of a torch optimizer, as the engine takes them; refused where the engine has no
+    such update."""
+    if [len(group["params"]) for group in optimizer.client.param_groups] != optimizer.sizes:
+        raise ConfigError(
+            "the optimizer has other parameters than in initialize(), which the engine does not "
+            "train; give all groups to initialize()"
+        )
     return [_group(optimizer, index, group) for index, group in enumerate(optimizer.param_groups)]
 
 
 def _group(optimizer, index, group):
+    for option, works in _FIXED.items():
+        if group.get(option, works) != works:
+            raise ConfigError(
+                f"optimizer.param_groups[{index}][{option!r}] = {group[option]} is refused: "
+                f"the engine has no such update; use {works}"
+            )
     rule = "adamw" if group.get("decoupled_weight_decay") else optimizer.rule
     told = {name: _plain(group[name]) for name in ("lr", "weight_decay", *_OPTIONS[rule])}
     if rule == "sgd" and not optimizer.keeps_buffer:
@@ -99,6 +104,7 @@ class Optimizer(torch.optim.Optimizer):
         self.rule = _RULES[type(client)]
         self.keeps_buffer = any(group.get("momentum") for group in client.param_groups)
         client.state.clear()  # Adagrad's are there from the start
+        self.sizes = [len(group["params"]) for group in client.param_groups]
         self.client = client
         self.engine = None
         # The dicts of the groups are shared with the client's, for schedulers that were made of it.

@@ -1,13 +1,14 @@
 """`initialize`: from a model and a configuration to an engine."""
 
 import json
+import math
 import os
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from oxizero import _oxizero, lr_schedules, optimizer as optimizers, splits
+from oxizero import _oxizero, lr_schedules, optimizer as optimizers, splits, world
 from oxizero._oxizero import ConfigError
 from oxizero.engine import Engine
 from oxizero.log import logger
@@ -43,6 +44,7 @@ def initialize(
     split work on the same micro-batches. `mesh_param` is a DeviceMesh whose dimensions marks may
     name; `mpu` is asked for the ranks that are tensor-parallel.
     """
+    world.count_engine()
     if model is None:
         raise ConfigError("initialize(model=...) is missing")
     if distributed_port is not None:
@@ -66,17 +68,28 @@ def _config(batch_ranks, args, *given):
         raise ConfigError(f"initialize() takes one configuration, and was given {len(given)}")
     (config,) = given
     if isinstance(config, dict):
-        text = json.dumps(config)
-    else:
-        with open(os.fspath(config), encoding="utf-8") as file:
-            text = file.read()
-    return _oxizero.Config(text, batch_ranks)
+        return _oxizero.Config(_text(config), batch_ranks)
+    if not isinstance(config, (str, os.PathLike)):
+        raise ConfigError(f"config = {config!r}; give a dict, or the path of a JSON file")
+    with open(config, encoding="utf-8") as file:
+        return _oxizero.Config(file.read(), batch_ranks)
+
+
+def _text(config):
+    if config.get("steps_per_print") == math.inf:  # for never, which JSON has no number for
+        config = {key: value for key, value in config.items() if key != "steps_per_print"}
+    try:
+        return json.dumps(config, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the configuration is no JSON: {error}") from None
 
 
 def _client(model, optimizer, model_parameters, config):
     parameters = model_parameters
     if parameters is None:
         parameters = [param for param in model.parameters() if param.requires_grad]
+    if isinstance(parameters, torch.Tensor):
+        raise ConfigError("model_parameters is one tensor; give a list of parameters, or of groups")
     parameters = list(parameters)
     if optimizer is not None:
         _refuse_both("optimizer", config.optimizer)
@@ -112,9 +125,11 @@ def _loader(training_data, collate_fn, config, arrangement):
         raise ConfigError(
             "training_data needs `train_micro_batch_size_per_gpu` in the configuration"
         )
-    sampler = DistributedSampler(
-        training_data, num_replicas=arrangement.batch_ranks, rank=arrangement.batch_rank
-    )
+    sampler = None
+    if not isinstance(training_data, IterableDataset):  # which says itself what a rank reads
+        sampler = DistributedSampler(
+            training_data, num_replicas=arrangement.batch_ranks, rank=arrangement.batch_rank
+        )
     return DataLoader(
         training_data,
         batch_size=config.micro_batch_size,

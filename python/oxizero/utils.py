@@ -156,3 +156,5 @@ def _set(param, call, value, *key):
     if found is not None:
         core, index = found
         getattr(core, call)(index, *key, core.back_end.give(local(value)))
+        if call.endswith("_param"):
+            registry.engine_of(param)._weights.wrote(index)

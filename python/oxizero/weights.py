@@ -26,13 +26,19 @@ class Weights:
             raise ConfigError(
                 f"the optimizer has {len(unknown)} parameters that are not the model's"
             )
+        _check_memory(module)
         self.params, self.names, self.groups, self.dtypes = [], [], [], []
         self.frozen = []
         self.others = []
         for param, own in names.values():
+            if param.grad is not None:
+                raise ConfigError(
+                    f"parameter `{own[0]}` has a gradient from before initialize(), which would "
+                    "be added to the first one; call model.zero_grad()"
+                )
             group = group_of.get(id(param)) if param.requires_grad else None
             if group is None and param.dtype not in _TRAINED:
-                self.others.append(param)
+                self.others.append((own[0], param))
                 continue
             casts = model_dtype is not None and param.dtype == torch.float32
             if casts and is_dtensor(param):
@@ -45,6 +51,7 @@ class Weights:
             self.groups.append(group)
             self.frozen.append(not param.requires_grad)
             self.dtypes.append(getattr(torch, model_dtype) if casts else param.dtype)
+        self._known = {id(param) for param, _ in names.values()}
         self._versions = []
         self._addresses = []
 
@@ -78,8 +85,16 @@ class Weights:
         pairs = enumerate(zip(self.params, self.groups, strict=True))
         return [(index, param) for index, (param, group) in pairs if group is not None]
 
-    def check_frozen(self):
-        """Refuses a parameter that was frozen and is no longer."""
+    def check_model(self, module):
+        """Refuses parameters that are not those of `initialize`, and one that was frozen and is no
+        longer."""
+        for name, param in module.named_parameters():
+            if id(param) not in self._known:
+                raise EngineError(
+                    f"parameter `{name}` is new, or another tensor than in initialize(), and the "
+                    "engine does not train it; change the model before initialize(), and write "
+                    "weights in place"
+                )
         for frozen, param, names in zip(self.frozen, self.params, self.names, strict=True):
             if frozen and param.requires_grad:
                 raise EngineError(
@@ -132,6 +147,15 @@ class Weights:
             if held._version != self._versions[index]:
                 core.take_over_weights(index)
 
+    def wrote(self, index):
+        """The engine wrote a parameter's weights: graphs that still need the old ones are to
+        notice."""
+        held = local(self.params[index])
+        is_known = bool(self._versions) and held._version == self._versions[index]
+        torch.autograd.graph.increment_version(held)
+        if is_known:
+            self._versions[index] = held._version
+
     def stepped(self):
         """The engine wrote the weights: graphs that still need the old ones are to notice."""
         for _, param in self.trained():
@@ -141,3 +165,27 @@ class Weights:
     def _note(self):
         self._versions = [local(param)._version for param in self.params]
 
+def _check_memory(module):
+    """Refuses a parameter that shares elements with another, or with a buffer: the engine would
+    give it memory of its own."""
+    spans = {}
+    params = [(f"parameter `{name}`", param) for name, param in module.named_parameters()]
+    buffers = [(f"buffer `{name}`", buffer) for name, buffer in module.named_buffers()]
+    for rank, (name, tensor) in enumerate(params + buffers):
+        tensor = local(tensor)
+        if tensor.layout != torch.strided or tensor.numel() == 0:
+            continue
+        reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride()))
+        start = tensor.storage_offset() * tensor.element_size()
+        end = start + (reach + 1) * tensor.element_size()
+        spans.setdefault(tensor.untyped_storage()._cdata, []).append(
+            (start, end, name, rank < len(params))
+        )
+    for held in spans.values():
+        held.sort()
+        for (_, end, first, *of_first), (start, _, second, *of_second) in zip(held, held[1:]):
+            if start < end and any(of_first + of_second):
+                raise ConfigError(
+                    f"{first} and {second} share memory, and the engine would separate them; "
+                    "assign one Parameter to both names, or clone one of them"
+                )

@@ -35,17 +35,40 @@ class Place:
 def place():
     """This process's place, from the environment that torchrun sets; without it a world of one."""
     size = _number("WORLD_SIZE", 1)
+    if size < 1:
+        raise ConfigError(f"WORLD_SIZE = {size} in the environment; a world has 1 rank or more")
     if size > 1 and "RANK" not in os.environ:
         raise ConfigError(f"WORLD_SIZE is {size}, and RANK is not set; start ranks with torchrun")
     rank = _number("RANK", 0)
+    if not 0 <= rank < size:
+        raise ConfigError(f"RANK = {rank} in the environment, in a world of WORLD_SIZE = {size}")
     return Place(rank=rank, local_rank=_number("LOCAL_RANK", rank), size=size)
 
 
+# What tells one job of a machine from another, to whoever starts ranks.
+_JOB = (
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "PMIX_NAMESPACE",
+    "PMI_JOBID",
+)
+
+
+def count_engine():
+    """Another engine is about to be made: engines of one process meet in the order in which they
+    are, each in a world of its own, and one that is not made counts too."""
+    global _engines
+    _engines += 1
+
+
 def meeting(name=None):
-    """What ranks need to meet the others, in the world of that name. Without a name it is an
-    engine's: engines of one process meet in the order in which they are made, each in a world of
-    its own."""
-    global _engines, _is_initialized
+    """What ranks need to meet the others, in the world of that name; without a name, in that of
+    the engine that was counted last."""
+    global _is_initialized
     _is_initialized = True
     here = place()
     on_this_machine = _number("LOCAL_WORLD_SIZE", here.size)
@@ -54,11 +77,8 @@ def meeting(name=None):
             f"{on_this_machine} of {here.size} ranks are on this machine; the native back end "
             "connects the ranks of one machine, the torch back end those of many"
         )
-    if name is None:
-        name = str(_engines)
-        _engines += 1
-    names = ["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"]
-    parts = [os.environ.get(part, "") for part in names] + [str(os.getuid()), name]
+    name = str(_engines) if name is None else name
+    parts = [os.environ.get(part, "") for part in _JOB] + [str(os.getuid()), name]
     socket = "oxizero-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
     deadline = _deadline.total_seconds()
     return {"rank": here.rank, "size": here.size, "socket": socket, "deadline": deadline}
@@ -78,6 +98,10 @@ def init_distributed(dist_backend=None, timeout=None, **others):
         if value not in _NO_REQUEST.get(name, (None,)):
             raise ConfigError(f"init_distributed({name}={value!r}): ranks follow torchrun's names")
     if timeout is not None:
+        if not isinstance(timeout, timedelta) or timeout <= timedelta(0):
+            raise ConfigError(
+                f"init_distributed(timeout={timeout!r}): give a datetime.timedelta above 0"
+            )
         _deadline = timeout
     _is_initialized = True
     if dist_backend in (None, "native"):

@@ -55,7 +55,7 @@ def boundaries(rank):
     engine.set_gradient_accumulation_boundary(None)
     # What the window holds is given up.
     window(engine, 100.0)
-    engine.zero_grad()
+    engine.discard_window()
     assert window(engine, 1.0, 3.0) == [-8.0]
     assert engine.get_global_grad_norm() == 2.0
     with engine.no_sync():

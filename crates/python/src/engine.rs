@@ -19,6 +19,7 @@ use crate::config::Config;
 use crate::error::{self, raised};
 use crate::given::Given;
 use crate::optimizer::{Group, Rules};
+use crate::process::OfProcess;
 use crate::setup::{self, Param};
 use crate::tensor::{self, Tensor};
 use crate::world::World;
@@ -31,7 +32,7 @@ pub(crate) struct Engine {
 }
 
 pub(crate) struct Inner {
-    pub(crate) engine: oxizero::Engine,
+    pub(crate) engine: OfProcess<oxizero::Engine>,
     /// The optimizer's groups as they were last told.
     groups: Vec<Group>,
     rules: Rules,
@@ -59,7 +60,7 @@ impl Engine {
         self.inner.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does something with the engine, without the interpreter's lock.
+    /// Does something with the engine, without the interpreter's lock; refused in a fork.
     pub(crate) fn run<T: Send>(
         &self,
         py: Python<'_>,
@@ -76,6 +77,9 @@ impl Engine {
     ) -> PyResult<T> {
         py.detach(|| {
             let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+            if !inner.engine.is_here() {
+                return Err(error::forked());
+            }
             if let Some(why) = &inner.lost {
                 return Err(error::lost(why));
             }
@@ -127,6 +131,7 @@ impl Engine {
             group.apply(&mut engine, index, None, &rules)?;
         }
         let (grads, grads_read, lost) = (None, false, None);
+        let engine = OfProcess::new(engine);
         let inner = Inner { engine, groups, rules, lost, grads, grads_read };
         Ok(Self { inner: Mutex::new(inner), back_end })
     }

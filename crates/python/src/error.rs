@@ -6,6 +6,8 @@ use oxizero_core::ConfigError as EngineConfigError;
 use pyo3::PyErr;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 
+use crate::process::interrupt;
+
 pyo3::create_exception!(oxizero, EngineError, PyRuntimeError, "The engine refused or failed.");
 pyo3::create_exception!(
     oxizero,
@@ -35,12 +37,25 @@ pub(crate) fn lost(why: &str) -> PyErr {
     EngineError::new_err(format!("the engine is lost, since an operation of torch failed: {why}"))
 }
 
+/// The exception of what the engine does not know of.
+pub(crate) fn engine(why: String) -> PyErr {
+    EngineError::new_err(why)
+}
+
+/// The exception of a call in a fork of a rank's process.
+pub(crate) fn forked() -> PyErr {
+    EngineError::new_err(
+        "this process was forked from a rank's, and is none itself: only the rank may call its \
+         engine",
+    )
+}
+
 /// The exception of an error of the configuration.
 pub(crate) fn config(error: EngineConfigError) -> PyErr {
     ConfigError::new_err(error.to_string())
 }
 
-/// The exception of an error between ranks.
+/// The exception of an error between ranks: of a signal's handler, if that ended the wait.
 pub(crate) fn comm(error: EngineCommError) -> PyErr {
-    CommError::new_err(error.to_string())
+    interrupt().unwrap_or_else(|| CommError::new_err(error.to_string()))
 }

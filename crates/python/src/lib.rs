@@ -7,6 +7,7 @@
 #![cfg(feature = "extension")]
 
 mod access;
+mod agree;
 mod arrangement;
 mod config;
 mod engine;
@@ -16,6 +17,7 @@ mod given;
 mod group;
 mod launch;
 mod optimizer;
+mod process;
 mod ranks;
 mod setup;
 #[expect(unsafe_code, reason = "memory that torch and the engine share, behind a safe face")]

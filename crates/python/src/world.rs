@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 use crate::config::world_size;
 use crate::error;
 use crate::optimizer::Rules;
+use crate::process::interrupted;
 use crate::torch::{TorchDevice, TorchGroup};
 
 /// What a back end's attribute `world` says.
@@ -108,6 +109,7 @@ impl Native {
                 WeightCopies::Machines => Replicas::Shared,
                 WeightCopies::Ranks => Replicas::Private,
             },
+            interrupted,
             ..Options::new(Rank(self.rank), size, self.socket)
         };
         shm::connect(options).map_err(error::comm)

@@ -144,11 +144,9 @@ fn connect_and_run(seat: Seat) -> Result<(), (String, Blame)> {
     let work = Work::receive(&mut io::stdin().lock())
         .map_err(|error| (format!("the work did not arrive: {error}"), Blame::Other))?;
     let options = shm::Options {
-        rank: seat.rank,
-        world_size: seat.world_size,
-        socket: seat.rendezvous,
         deadline: Duration::from_secs_f64(work.run().deadline_seconds),
         replicas: work.replicas(),
+        ..shm::Options::new(seat.rank, seat.world_size, seat.rendezvous)
     };
     let comm =
         shm::connect(options).map_err(|error| (error.to_string(), Blame::of_comm(&error)))?;

@@ -12,7 +12,7 @@ use super::control::{Meeting, Seat};
 use super::memory::{Offers, PIECE_BYTES, piece_to_bytes};
 use super::section::Reservation;
 use super::signal::Signal;
-use super::{Process, Replicas};
+use super::{INTERRUPTED, Process, Replicas};
 use crate::operation::Operation;
 use crate::transport::{Failure, Offer, Peers, Transport};
 use crate::waits::Watch;
@@ -98,9 +98,15 @@ impl ShmTransport {
         // In this order: who leaves because of a failure has made it known before.
         let gone = gone().map(|(rank, _)| Failure::Dead(rank));
         let failure = control.failure().or_else(|| {
-            let waits = || control.waits(self.ranks_of_the_world());
-            let new = gone.or_else(|| watch.look(self.process.rank, rank, waits));
-            new.map(|new| control.fail(new))
+            let own = self.process.rank;
+            let mut interrupted = false;
+            let waits = || {
+                interrupted = (self.process.interrupted)();
+                control.waits(self.ranks_of_the_world())
+            };
+            let new = gone.or_else(|| watch.look(own, rank, waits));
+            let stop = interrupted.then(|| Failure::Aborted(own, INTERRUPTED.to_owned()));
+            stop.or(new).map(|new| control.fail(new))
         });
         self.failed(operation, failure)
     }

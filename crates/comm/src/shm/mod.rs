@@ -50,6 +50,9 @@ pub struct Options {
     pub deadline: Duration,
     /// Whose memory replicas lie in, in all groups of the world; the same on every rank.
     pub replicas: Replicas,
+    /// Asked about ten times a second while this rank waits for another, on the thread that waits:
+    /// whether it is to give up, as after Ctrl-C. Then the world is aborted.
+    pub interrupted: fn() -> bool,
 }
 
 /// Whose memory [`Communicator::alloc_replica`] gives a rank.
@@ -63,10 +66,16 @@ pub enum Replicas {
 }
 
 impl Options {
-    /// The options of `rank`, with the default deadline and shared replicas.
+    /// The options of `rank`, with the default deadline, shared replicas and no interruptions.
     pub fn new(rank: Rank, world_size: WorldSize, socket: impl Into<OsString>) -> Self {
-        let (deadline, replicas) = (DEFAULT_DEADLINE, Replicas::default());
-        Self { rank, world_size, socket: socket.into(), deadline, replicas }
+        Self {
+            rank,
+            world_size,
+            socket: socket.into(),
+            deadline: DEFAULT_DEADLINE,
+            replicas: Replicas::default(),
+            interrupted: || false,
+        }
     }
 }
 
@@ -106,7 +115,11 @@ struct Process {
     /// Turns that a wait spins: none where ranks must take turns on the processors.
     spins: u32,
     watcher: Option<Watcher>,
+    interrupted: fn() -> bool,
 }
+
+/// Why a rank gives up that is interrupted.
+const INTERRUPTED: &str = "it was interrupted";
 
 /// About a tenth of a millisecond: longer than ranks that run are apart, and short where others
 /// want the processor (20 times as many made barriers on a loaded machine 10 times slower).
@@ -114,12 +127,12 @@ const SPINS: u32 = 2_000;
 
 impl Process {
     fn new(mapping: Arc<Mapping>, options: &Options, peers: Vec<Peer>) -> Result<Self, CommError> {
-        let Options { rank, replicas, .. } = *options;
+        let Options { rank, replicas, interrupted, .. } = *options;
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let spins = if options.world_size.get() <= processors { SPINS } else { 0 };
         let section = Section::new(Arc::clone(&mapping), rank);
         let watcher = Some(Watcher::start(Arc::clone(&mapping), rank, peers)?);
-        Ok(Self { rank, mapping, section, replicas, spins, watcher })
+        Ok(Self { rank, mapping, section, replicas, spins, watcher, interrupted })
     }
 
     fn control(&self) -> &Control {

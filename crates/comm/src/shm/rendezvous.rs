@@ -4,16 +4,15 @@
 //! rank 0 sends each the memory and everybody's process number. Whatever goes wrong is told to
 //! everybody who has come, as rank 0 puts it.
 
-use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use oxizero_core::{Rank, WorldSize};
 use rustix::io::Errno;
 
-use super::{Options, Replicas, memory, socket};
+use super::{INTERRUPTED, Options, Replicas, memory, socket};
 use crate::CommError;
-use crate::waits::list;
+use crate::waits::{LOOK_EVERY, list};
 
 /// Another process of the world.
 pub(super) struct Peer {
@@ -92,7 +91,8 @@ impl<'a> Host<'a> {
         let (ranks, mut sockets): (Vec<Rank>, Vec<&OwnedFd>) = joined.unzip();
         sockets.extend(&self.unknown);
         sockets.push(&self.listener);
-        let ready = socket::wait(&sockets, until).map_err(|errno| errno.to_string())?;
+        let look = until.min(Instant::now() + LOOK_EVERY);
+        let ready = socket::wait(&sockets, look).map_err(|errno| errno.to_string())?;
 
         let (joined, others) = ready.split_at(ranks.len());
         if let Some(index) = joined.iter().position(|ready| *ready) {
@@ -104,6 +104,12 @@ impl<'a> Host<'a> {
                 return self.introduce(connection);
             }
             return self.accept().map_err(|errno| errno.to_string());
+        }
+        if (self.options.interrupted)() {
+            return Err(INTERRUPTED.to_owned());
+        }
+        if Instant::now() < until {
+            return Ok(());
         }
         Err(format!(
             "{} of {} did not come within {:?}; look at their output",
@@ -184,7 +190,7 @@ impl<'a> Host<'a> {
 /// The other ranks' side.
 fn connect(options: &Options) -> Result<(OwnedFd, Vec<Peer>), String> {
     let until = after(options.deadline);
-    let socket = connect_until(&options.socket, until, options.deadline)?;
+    let socket = connect_until(options, until)?;
     if !matches!(socket::peer(&socket), Ok((_, true))) {
         return Err(format!("another user listens under {}", options.socket.display()));
     }
@@ -193,10 +199,7 @@ fn connect(options: &Options) -> Result<(OwnedFd, Vec<Peer>), String> {
     socket::send(&socket, bytemuck::cast_slice(&hello), None)
         .map_err(|errno| format!("rank 0 has closed the connection: {errno}"))?;
 
-    let ready = socket::wait(&[&socket], until + GRACE).map_err(|errno| errno.to_string())?;
-    if ready == [false] {
-        return Err(format!("rank 0 has not answered within {:?}", options.deadline));
-    }
+    await_answer(options, &socket, until + GRACE)?;
     let ended = "rank 0 ended before all had joined; look at its output";
     // The first attempt may find that rank 0 has closed without reading; what it sent comes then.
     let received = socket::receive(&socket).or_else(|_| socket::receive(&socket));
@@ -222,7 +225,25 @@ fn peers(own: Rank, pids: &[u8], socket: OwnedFd) -> Vec<Peer> {
         .collect()
 }
 
-fn connect_until(name: &OsStr, until: Instant, deadline: Duration) -> Result<OwnedFd, String> {
+fn await_answer(options: &Options, socket: &OwnedFd, until: Instant) -> Result<(), String> {
+    loop {
+        let look = until.min(Instant::now() + LOOK_EVERY);
+        let ready = socket::wait(&[socket], look).map_err(|errno| errno.to_string())?;
+        if ready == [true] {
+            return Ok(());
+        }
+        if (options.interrupted)() {
+            return Err(INTERRUPTED.to_owned());
+        }
+        if Instant::now() >= until {
+            return Err(format!("rank 0 has not answered within {:?}", options.deadline));
+        }
+    }
+}
+
+fn connect_until(options: &Options, until: Instant) -> Result<OwnedFd, String> {
+    let Options { socket: name, deadline, interrupted, .. } = options;
+    let mut look = Instant::now() + LOOK_EVERY;
     loop {
         let errno = match socket::connect(name) {
             Ok(socket) => return Ok(socket),
@@ -236,6 +257,12 @@ fn connect_until(name: &OsStr, until: Instant, deadline: Duration) -> Result<Own
             return Err(format!(
                 "rank 0 did not open {name} within {deadline:?}; look at its output"
             ));
+        }
+        if Instant::now() >= look {
+            look += LOOK_EVERY;
+            if interrupted() {
+                return Err(INTERRUPTED.to_owned());
+            }
         }
         std::thread::sleep(RETRY);
     }

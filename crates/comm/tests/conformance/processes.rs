@@ -35,15 +35,16 @@ const ROLES: &[(&str, Case)] = &[
 fn process_of_a_world() {
     let Ok(case) = std::env::var("OXIZERO_TEST_CASE") else { return };
     let number = |name| std::env::var(name).unwrap().parse::<u64>().unwrap();
+    let rank = Rank(number("OXIZERO_TEST_RANK") as usize);
+    let world_size = WorldSize::new(number("OXIZERO_TEST_WORLD") as usize).unwrap();
+    let socket = std::env::var("OXIZERO_TEST_SOCKET").unwrap();
     let options = shm::Options {
-        rank: Rank(number("OXIZERO_TEST_RANK") as usize),
-        world_size: WorldSize::new(number("OXIZERO_TEST_WORLD") as usize).unwrap(),
-        socket: std::env::var("OXIZERO_TEST_SOCKET").unwrap().into(),
         deadline: Duration::from_millis(number("OXIZERO_TEST_DEADLINE_MS")),
         replicas: match std::env::var_os(PRIVATE_REPLICAS) {
             Some(_) => Replicas::Private,
             None => Replicas::Shared,
         },
+        ..shm::Options::new(rank, world_size, socket)
     };
     let (_, case) = CASES.iter().chain(ROLES).find(|(name, _)| *name == case).unwrap();
     case(shm::connect(options).unwrap());

@@ -1,0 +1,316 @@
+"""What goes wrong outside of the engine: forks, signals, failed passes, models that change."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import oxizero
+
+SGD = {"optimizer": {"type": "SGD", "params": {"lr": 1.0}}}
+
+
+def made(model=None, **config):
+    model = nn.Linear(2, 1, bias=False) if model is None else model
+    nn.init.zeros_(next(model.parameters()))
+    return oxizero.initialize(model=model, config=SGD | config)[0]
+
+
+def train(engine, times=1):
+    for _ in range(times):
+        engine.backward(engine(torch.ones(1, 2)).sum())
+        engine.step()
+
+
+FORK = """
+import os, sys, signal, torch, oxizero
+model = torch.nn.Linear(2, 1, bias=False)
+torch.nn.init.zeros_(model.weight)
+config = {"optimizer": {"type": "SGD", "params": {"lr": 1.0}}}
+engine = oxizero.initialize(model=model, config=config)[0]
+def train():
+    engine.backward(engine(torch.ones(1, 2)).sum())
+    engine.step()
+if os.environ["RANK"] == "0" and (child := os.fork()) == 0:
+    try:
+        train()
+    except oxizero.EngineError as error:
+        sys.exit(7 if "forked from a rank's" in str(error) else 1)
+    sys.exit(2)
+train()
+assert model.weight.tolist() == [[-1.0, -1.0]]
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+try:
+    train()
+except oxizero.CommError as error:
+    print(error)
+"""
+
+
+def test_a_fork_is_no_rank_and_its_end_hides_no_death():
+    names = {"WORLD_SIZE": "2", "MASTER_PORT": f"of {os.getpid()}"}
+    run = [sys.executable, "-c", FORK]
+    other = subprocess.Popen(run, env=os.environ | names | {"RANK": "1"})
+    output = subprocess.check_output(run, env=os.environ | names | {"RANK": "0"}, timeout=100)
+    assert b"rank 1 ended" in output
+    assert other.wait() == -signal.SIGKILL
+
+
+def interrupted(rank):
+    engine = made()
+    if rank == 1:
+        time.sleep(3)
+    else:
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt if rank == 0 else oxizero.CommError) as raised:
+        train(engine)
+    assert rank == 1 or time.monotonic() - started < 2
+    return str(raised.value)
+
+
+def test_ctrl_c_ends_a_wait_and_the_others_hear_of_it(ranks):
+    assert "rank 0 gave up: it was interrupted" in ranks(2, interrupted)[1]
+
+
+def looked_at(rank):
+    engine = made()
+    if rank == 1:
+        time.sleep(2)
+        return train(engine)
+    threading.Timer(0.2, lambda: engine.loss_scale).start()
+    training = threading.Thread(target=train, args=(engine,))
+    training.start()
+    longest = 0.0
+    while training.is_alive():
+        started = time.monotonic()
+        time.sleep(0.01)
+        longest = max(longest, time.monotonic() - started)
+    assert longest < 1.5
+
+
+def test_looking_at_an_engine_that_waits_stops_no_other_thread(ranks):
+    ranks(2, looked_at)
+
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise MemoryError("no room")
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_failed_backward_is_given_up_by_name(raw):
+    model = nn.Module()
+    first = model.first = nn.Parameter(torch.zeros(2))
+    second = model.second = nn.Parameter(torch.zeros(2))
+    engine = made(model)
+    if raw:
+        model.forward = lambda: Fails.apply(first * 1).sum() + second.sum()
+        with pytest.raises(MemoryError):
+            engine().backward()
+        model.forward = lambda: first.sum()
+        loss = engine()
+    else:
+        loss = first.sum()
+        with pytest.raises(MemoryError):
+            engine.backward(Fails.apply(first * 1).sum() + second.sum())
+    with pytest.raises(oxizero.EngineError, match=r"engine.discard_window\(\)"):
+        engine.backward(loss)
+    with pytest.raises(oxizero.EngineError, match=r"engine.discard_window\(\)"):
+        engine.step()
+    engine.discard_window()
+    engine.backward(first.sum())
+    engine.step()
+    assert first.tolist() == [-1.0, -1.0] and second.tolist() == [0.0, 0.0]
+
+
+def test_zero_grad_gives_up_no_finished_micro_batch():
+    engine = made(gradient_accumulation_steps=2)
+    engine.optimizer.zero_grad()
+    train(engine)
+    with pytest.raises(oxizero.EngineError, match="1 micro-batches of the 2"):
+        engine.optimizer.zero_grad()
+    train(engine)
+    engine.zero_grad()
+    assert engine.global_steps == 1
+
+
+def test_a_step_that_is_not_finite_is_told(capsys):
+    engine = made()
+    train(engine)
+    assert engine.get_global_grad_norm() == pytest.approx(2**0.5)
+    engine.backward(engine(torch.full((1, 2), float("nan"))).sum())
+    engine.step()
+    assert engine.get_global_grad_norm() is None and engine.skipped_steps == 1
+    assert "step 2 is skipped: the gradient of `weight` is not finite" in capsys.readouterr().out
+
+
+def test_a_graph_notices_weights_that_were_set():
+    engine = made(nn.ParameterList([torch.ones(3)]))
+    (weight,) = engine.module
+    loss = weight.square().sum()
+    oxizero.utils.safe_set_full_fp32_param(weight, torch.full((3,), 10.0))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        engine.backward(loss)
+
+
+class Absent(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+def test_a_function_may_give_no_gradient():
+    engine = made(nn.ParameterList([torch.zeros(2), torch.ones(2)]))
+    first, second = engine.module
+    engine.backward(Absent.apply(first * 1, second).sum())
+    engine.step()
+    assert first.tolist() == [-1.0, -1.0] and second.tolist() == [1.0, 1.0]
+
+
+def test_gradients_of_before_are_refused():
+    model = nn.Linear(2, 1)
+    model(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(oxizero.ConfigError, match=r"`weight` has a gradient.*model.zero_grad"):
+        made(model)
+
+
+def shared():
+    model = nn.Module()
+    model.a = nn.Parameter(torch.zeros(4))
+    model.b = nn.Parameter(model.a.data[2:])
+    return model
+
+
+def viewed():
+    model = nn.Module()
+    model.a = nn.Parameter(torch.zeros(4))
+    model.register_buffer("b", model.a.data)
+    return model
+
+
+@pytest.mark.parametrize("kind", [shared, viewed])
+def test_parameters_that_share_memory_are_refused(kind):
+    with pytest.raises(oxizero.ConfigError, match="`[ab]` and .* `[ab]` share memory"):
+        made(kind())
+
+
+def test_parameters_beside_each_other_in_memory_are_taken():
+    memory = torch.zeros(4)
+    made(nn.ParameterList([nn.Parameter(memory[:2]), nn.Parameter(memory[2:])]))
+    made(nn.LSTM(2, 3))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: setattr(model[0], "weight", nn.Parameter(torch.ones(1, 2))),
+        lambda model: model.append(nn.Linear(1, 1)),
+        lambda model: model.load_state_dict({"0.weight": torch.ones(1, 2)}, assign=True),
+    ],
+)
+def test_a_parameter_that_is_new_is_refused(change):
+    engine = made(nn.Sequential(nn.Linear(2, 1, bias=False)))
+    change(engine.module)
+    engine.backward(sum(param.sum() for param in engine.module.parameters()))
+    with pytest.raises(oxizero.EngineError, match="is new, or another tensor"):
+        engine.step()
+
+
+def test_options_that_the_engine_does_not_have_are_refused_later_too():
+    engine = made()
+    engine.optimizer.param_groups[0]["maximize"] = True
+    engine.backward(engine(torch.ones(1, 2)).sum())
+    with pytest.raises(oxizero.ConfigError, match="maximize"):
+        engine.step()
+
+
+def test_parameters_of_the_optimizer_stay():
+    engine = made()
+    engine.optimizer.client.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+    engine.backward(engine(torch.ones(1, 2)).sum())
+    with pytest.raises(oxizero.ConfigError, match="other parameters than in initialize"):
+        engine.step()
+
+
+def swapped(rank):
+    model = nn.Linear(2, 1)
+    for name in ("a", "b") if rank == 0 else ("b", "a"):
+        model.register_buffer(name, torch.full((2,), 1.0 if name == "a" else 2.0))
+    made(model)
+
+
+def test_buffers_in_another_order_are_named(ranks):
+    with pytest.raises(pytest.fail.Exception, match="rank 1 has another buffer .* `a torch.float"):
+        ranks(2, swapped)
+
+
+def expanded(rank):
+    model = nn.Linear(2, 1)
+    model.register_buffer("odd", torch.ones(1).expand(4))
+    with pytest.raises(oxizero.ConfigError, match="buffer `odd`"):
+        made(model)
+
+
+def test_a_buffer_that_cannot_be_overwritten_is_named(ranks):
+    ranks(2, expanded)
+    model = nn.Linear(2, 1)
+    model.register_buffer("odd", torch.ones(1).expand(4))
+    train(made(model))
+
+
+def retried(rank):
+    if rank == 1:
+        with pytest.raises(oxizero.ConfigError):
+            oxizero.initialize(model=nn.Linear(2, 1), config=[])
+    else:
+        with pytest.raises(oxizero.ConfigError):
+            oxizero.initialize(model=None, config=SGD)
+    engine = made()
+    train(engine)
+    return engine.module.weight.tolist()
+
+
+def test_after_a_failed_initialize_ranks_meet_in_the_next(ranks):
+    assert ranks(2, retried) == [[[-1.0, -1.0]]] * 2
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [({"RANK": "-1"}, "RANK = -1"), ({"RANK": "5"}, "RANK = 5"), ({"WORLD_SIZE": "0"}, "SIZE = 0")],
+)
+def test_ranks_that_no_world_has_are_refused(monkeypatch, names, said):
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(oxizero.ConfigError, match=said):
+        made()
+
+
+def test_odd_configurations_are_refused_in_words():
+    model = nn.Linear(2, 1)
+    with pytest.raises(oxizero.ConfigError, match="give a dict, or the path"):
+        oxizero.initialize(model=model, config=[])
+    with pytest.raises(oxizero.ConfigError, match="is no JSON"):
+        oxizero.initialize(model=model, config=SGD | {"gradient_clipping": float("nan")})
+    with pytest.raises(oxizero.ConfigError, match="one tensor"):
+        oxizero.initialize(model=model, model_parameters=model.weight, config=SGD)
+    with pytest.raises(oxizero.ConfigError, match="timedelta"):
+        oxizero.init_distributed(timeout=30)
+    made(model, steps_per_print=float("inf"))
