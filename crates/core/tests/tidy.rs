@@ -94,6 +94,8 @@ const FOREIGN_WORDS: &[(&str, &[&str])] = &[
     ("crates/core/src/deepspeed/", &["fp16_master_weights_and_grads"]),
     ("python/", &["util", "utils"]),
     ("bench/", &["utils"]),
+    ("docs/pytorch.md", &["utils"]),
+    ("README.md", &["utils"]),
 ];
 
 /// This file names what the others may not.
