@@ -327,7 +327,13 @@ fn executables(root: &Path) -> Vec<String> {
         let mode = fs::metadata(root.join(path)).map(|data| data.permissions().mode());
         mode.is_ok_and(|mode| mode & 0o111 == 0o111)
     };
-    let scripts = ["test", ".ci/run", "scripts/python-test.sh", "scripts/python-example.sh"];
+    let scripts = [
+        "test",
+        ".ci/run",
+        "bench/set-up.sh",
+        "scripts/python-test.sh",
+        "scripts/python-example.sh",
+    ];
     let broken = scripts.iter().filter(|path| !runs(path));
     broken.map(|path| format!("{path}:1: missing or not executable; chmod 755")).collect()
 }
