@@ -76,6 +76,8 @@ class Group:
         `late`, `aborted`, or None), a rank, and a text. Those that have failed leave word; a
         rank that leaves none is the one that the others wait for."""
         text = str(error).splitlines()[0] if str(error) else repr(error)
+        # Its frames hold the process group, whose connections end with it.
+        error.__traceback__ = None
         if not isinstance(error, (RuntimeError, ValueError)):
             return None, 0, f"{type(error).__name__}: {text}"
         self._leave_word("failed")
@@ -111,9 +113,9 @@ class Group:
         """A rank that has failed takes part in nothing more, and those that wait for it learn so
         when their connection ends."""
         for group in {self._data, self._control} - {None}:
-            end = getattr(group, "abort", None) or getattr(group, "shutdown", None)
-            if end is not None:
-                end()
+            # What runs on a device; gloo has nothing to abort.
+            getattr(group, "abort", lambda: None)()
+        self.close()
 
     def _leave_word(self, word):
         try:
@@ -131,8 +133,10 @@ class Group:
                     if rank not in words and _store().check([key]):
                         words[rank] = _store().get(key).decode()
                 except Exception:
-                    # The store's keeper is gone: rank 0, unless a launcher keeps it.
-                    return {rank: "failed" for rank in self._ranks if rank != 0}
+                    # The store's keeper is gone: rank 0, unless a launcher keeps it. It may have
+                    # left after its word, when it had waited for the others'.
+                    alone = len(words) == 1
+                    return dict.fromkeys(set(self._ranks) - {0}, "failed") if alone else words
             time.sleep(0.02)
         return words
 

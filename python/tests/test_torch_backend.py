@@ -1,0 +1,263 @@
+"""The back end of torch, forced on the CPU: the path that other devices take."""
+
+import datetime
+import os
+import time
+
+import pytest
+import torch
+from models import Gpt, build
+from test_access import Constant, start
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import oxizero
+from oxizero import utils
+from oxizero.torch_backend import Device
+
+TORCH = {"backend": "torch"}
+RULES = {
+    "AdamW": {"lr": 0.1, "weight_decay": 0.1},
+    "Adam": {"lr": 0.1, "weight_decay": 0.1, "adam_w_mode": False},
+    "SGD": {"lr": 0.1, "weight_decay": 0.1, "momentum": 0.9, "nesterov": True},
+    "Lion": {"lr": 0.01, "weight_decay": 0.1},
+    "Adagrad": {"lr": 0.1, "weight_decay": 0.1},
+}
+
+
+def trained(rank, back_end, stage, rule, dtype):
+    """The weights and master weights after some windows."""
+    model = build(Gpt)
+    optimizer = {"type": rule, "params": RULES[rule]}
+    config = {
+        "oxizero": {"backend": back_end},
+        "optimizer": optimizer,
+        "gradient_accumulation_steps": 2,
+        "bf16": {"enabled": dtype == torch.bfloat16},
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": 500},
+    }
+    engine, *_ = oxizero.initialize(model=model, config=config)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(6):
+        engine.backward(engine(Gpt.batch(generator)))
+        engine.step()
+    return [utils.safe_get_full_fp32_param(param) for param in model.parameters()]
+
+
+def both(rank, *setting):
+    for native, torchs in zip(
+        trained(rank, "native", *setting), trained(rank, "torch", *setting), strict=True
+    ):
+        assert native.equal(torchs)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_updates_to_the_bits_of_the_native_one(rule):
+    for dtype in (torch.float32, torch.bfloat16):
+        both(0, 2, rule, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_ranks_train_to_the_bits_of_the_native_back_end(ranks, stage, dtype):
+    ranks(3, both, stage, "AdamW", dtype)
+
+
+def mean_of_bf16(rank, stage, wire):
+    engine = start(
+        Constant(dtype=torch.bfloat16),
+        stage,
+        bf16={"enabled": True},
+        communication_data_type=wire,
+        oxizero=TORCH,
+    )
+    engine.backward(engine((1.0, 1.0078125)[rank]))
+    return utils.safe_get_full_grad(engine.module.weight).tolist()
+
+
+@pytest.mark.parametrize("wire", ["bf16", "fp32"])
+def test_a_mean_is_not_rounded_to_the_dtype_that_travels(ranks, wire):
+    for stage in (0, 2):
+        assert ranks(2, mean_of_bf16, stage, wire) == [[1.00390625] * 5] * 2
+
+
+class HostReads(TorchFunctionMode):
+    """Notes by name what makes numbers or memory of the host's from a tensor."""
+
+    NAMES = {
+        "tolist", "item", "numpy", "__array__", "__dlpack__", "to_dlpack", "cpu", "__bool__",
+        "__float__", "__int__", "__index__", "is_nonzero", "equal", "allclose", "untyped_storage",
+    }
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        name = getattr(function, "__name__", "")
+        if name in self.NAMES:
+            self.seen.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+class Dispatched(TorchDispatchMode):
+    """Notes what ends in a number of the host's, and the sizes of what is copied to its memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.name()
+        if name in ("aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero"):
+            self.seen.append(name)
+        device = (kwargs or {}).get("device")
+        if name == "aten::_to_copy" and device is not None:
+            self.seen.append(f"{name} to {device}")
+        return function(*args, **(kwargs or {}))
+
+
+def reads_of_a_step(rank, stage):
+    model = build(Gpt)
+    adamw = {"type": "AdamW", "params": {"lr": 0.1}}
+    zero = {"stage": stage, "reduce_bucket_size": 500}
+    config = {
+        "oxizero": TORCH,
+        "optimizer": adamw,
+        "zero_optimization": zero,
+        "gradient_clipping": 0.5,
+        "bf16": {"enabled": True},
+    }
+    engine, *_ = oxizero.initialize(model=model, config=config)
+    batch = Gpt.batch(torch.Generator().manual_seed(rank))
+    for _ in range(2):
+        loss = engine(batch)
+        # The engine's own: in stage 3 it looks whose memory a tensor lies in, which reads nothing.
+        with HostReads() as functions, Dispatched() as operations:
+            engine.backward(loss)
+            backward = [name for name in functions.seen if name != "untyped_storage"]
+            # Autograd's own casts name the device that the tensors are on.
+            copies = {"aten::_to_copy to cpu"}
+            assert backward == [] and set(operations.seen) <= copies
+            operations.seen.clear()
+            engine.step()
+        step = [name for name in functions.seen if name != "untyped_storage"]
+        assert step == ["tolist"], "the verdict is the one read"
+        assert operations.seen == []
+    assert engine.get_global_grad_norm() > 0.5
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_step_reads_the_device_once(ranks, stage):
+    ranks(2, reads_of_a_step, stage)
+
+
+def test_a_read_would_be_seen():
+    with HostReads() as functions, Dispatched() as operations:
+        torch.ones(3).tolist()
+        torch.ones(()).item()
+        torch.ones(3).double().to("cpu", torch.float32)
+    assert functions.seen == ["tolist", "item"]
+    assert operations.seen == ["aten::_local_scalar_dense", "aten::_to_copy to cpu"]
+
+
+def dies(rank):
+    engine = start(Constant(1), 1, oxizero=TORCH)
+    if rank == 1:
+        os._exit(0)
+    engine.backward(engine(1.0))
+    with pytest.raises(oxizero.CommError, match="rank 1 ended"):
+        engine.step()
+    with pytest.raises(oxizero.CommError, match="rank 1 ended"):
+        engine.step()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_dead_rank_is_an_exception_on_the_others(ranks, size):
+    ranks(size, dies)
+
+
+def differs(rank):
+    engine = start(Constant(4), 1, oxizero=TORCH)
+    weight = engine.module.weight
+    engine.backward(engine(1.0))
+    if rank == 0:
+        with pytest.raises(oxizero.CommError, match="rank 0 asks for exchange.*rank 1 for barrier"):
+            utils.safe_get_full_grad(weight)
+    else:
+        with pytest.raises(oxizero.CommError, match="rank 1 asks for barrier.*rank 0 for exchange"):
+            engine._core.barrier()
+
+
+def test_ranks_that_call_different_things_are_told_both(ranks):
+    ranks(2, differs)
+
+
+def late(rank):
+    oxizero.init_distributed(timeout=datetime.timedelta(seconds=1))
+    engine = start(Constant(4), 1, oxizero=TORCH)
+    engine.backward(engine(1.0))
+    if rank == 1:
+        time.sleep(5)
+        os._exit(0)
+    with pytest.raises(oxizero.CommError, match="rank 1 let rank 0 wait for more than 1s"):
+        engine.step()
+
+
+def test_a_rank_that_does_not_come_is_named(ranks):
+    ranks(2, late)
+
+
+def test_an_operation_that_fails_is_its_own_exception_and_ends_the_engine(monkeypatch):
+    engine = start(Constant(4), 1, oxizero=TORCH)
+    engine.backward(engine(1.0))
+    def fails(*_):
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(Device, "measure", fails)
+    with pytest.raises(torch.OutOfMemoryError, match="no memory"):
+        engine.step()
+    with pytest.raises(oxizero.EngineError, match="the engine is lost"):
+        engine.zero_grad()
+
+
+def test_weights_are_views_of_one_tensor_and_outlive_the_engine():
+    model = build(Gpt)
+    engine = start(model, 1, oxizero=TORCH)
+    storages = {param.untyped_storage()._cdata for param in model.parameters()}
+    assert len(storages) == 1
+    before = model.up.weight.detach().clone()
+    engine.destroy()
+    del engine
+    assert model.up.weight.equal(before)
+
+
+def test_fp16_scales_losses_and_skips_overflows():
+    scaling = {"enabled": True, "initial_scale_power": 4, "hysteresis": 1}
+    engine = start(Constant(2), 1, fp16=scaling, oxizero=TORCH)
+    engine.backward(engine(2.0))
+    engine.step()
+    engine.backward(engine(60000.0))
+    engine.step()
+    assert (engine.skipped_steps, engine.loss_scale) == (1, 8.0)
+    assert engine.module.weight.tolist() == [-2.0] * 2
+
+
+def test_the_back_end_is_chosen_by_name_and_by_device(monkeypatch):
+    assert start(Constant(1), 0)._back_end.name == "native"
+    assert start(Constant(1), 0, oxizero=TORCH)._back_end.name == "torch"
+    monkeypatch.setenv("OXIZERO_BACKEND", "torch")
+    assert start(Constant(1), 0)._back_end.name == "torch"
+    with pytest.raises(oxizero.ConfigError, match='OXIZERO_BACKEND.*"native"'):
+        start(Constant(1), 0, oxizero={"backend": "native"})
+    monkeypatch.setenv("OXIZERO_BACKEND", "cuda")
+    with pytest.raises(oxizero.ConfigError, match="there are native and torch"):
+        start(Constant(1), 0)
+
+
+def test_a_model_on_several_devices_is_refused_by_parameter():
+    model = torch.nn.ParameterDict({"a": torch.zeros(1), "b": torch.zeros(1, device="meta")})
+    with pytest.raises(oxizero.ConfigError, match="`a` is on cpu and `b` on meta"):
+        start(model, 0)
+    with pytest.raises(oxizero.ConfigError, match="`weight` is on the meta device"):
+        start(Constant(1).to("meta"), 0)
