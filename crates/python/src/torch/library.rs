@@ -1,10 +1,12 @@
 //! `torch.distributed` as the library of a communicator.
 
+use std::panic::resume_unwind;
 use std::time::Duration;
 
 use oxizero::comm::library::{Library, LibraryError};
 use oxizero::{Bytes, Device, ProcessGroup, Rank, View, ViewMut};
 use oxizero_device::Region;
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -29,8 +31,22 @@ impl TorchGroup {
     ) -> Result<T, LibraryError> {
         Python::attach(|py| {
             let group = self.group.bind(py);
-            deed(py, group).map_err(|error| explained(py, group, error))
+            deed(py, group).map_err(|error| {
+                if !error.is_instance_of::<PyException>(py) {
+                    // Ctrl-C is no error of the library's; the others hear of it.
+                    self.give_up(group, &error.to_string());
+                    resume_unwind(Box::new(error));
+                }
+                explained(py, group, error)
+            })
         })
+    }
+
+    /// Tells the others why this rank takes part no longer.
+    fn give_up(&self, group: &Bound<'_, PyAny>, why: &str) {
+        let me = self.members.ranks()[self.rank.0].0;
+        // What it fails with is not news: the group fails anyway.
+        let _unheeded = group.call_method1("abort", (me, why));
     }
 }
 
@@ -102,9 +118,7 @@ impl Library for TorchGroup {
     }
 
     fn abort(&self, why: &str) {
-        let me = self.members.ranks()[self.rank.0].0;
-        // What it fails with is not news: the group fails anyway.
-        let _unheeded = self.call(|_, group| group.call_method1("abort", (me, why)).map(drop));
+        Python::attach(|py| self.give_up(self.group.bind(py), why));
     }
 }
 
