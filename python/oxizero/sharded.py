@@ -153,6 +153,8 @@ class Sharded:
         self._trained = [local(param) for _, param in weights.trained()]
         self._arrived = set()
         self._hooks, self._uses = [], {}
+        # By parameter: who may wait for its gradient.
+        self._waiting = {}
         for unit in units:
             self._watch(unit)
         for module in root.modules():
@@ -173,11 +175,12 @@ class Sharded:
             uses.buckets = self._sorted([*uses.buckets, self.bucket_of(param)])
             if self.bucket_of(param).trained:
                 uses.trained.add(self._index_of[id(param)])
+                self._waiting.setdefault(self._index_of[id(param)], []).append(uses)
 
     def arrived(self, index):
         """A parameter's gradient has come."""
         self._arrived.add(index)
-        for uses in self._uses.values():
+        for uses in self._waiting.get(index, ()):
             uses.arrived(self._arrived)
 
     def pass_ended(self):
@@ -226,6 +229,8 @@ class Sharded:
         own = self._buckets_of(unit.owned) if unit.is_leaf else []
         uses = Uses(unit, buckets, [bucket for bucket in own if bucket.trained], trained)
         self._uses[id(unit.module)] = uses
+        for index in trained:
+            self._waiting.setdefault(index, []).append(uses)
         self._hooks += _watched(unit.module, weakref.ref(uses))
 
     def _buckets_of(self, params):
