@@ -146,6 +146,7 @@ class Weights:
                 )
             if held._version != self._versions[index]:
                 core.take_over_weights(index)
+                self._versions[index] = held._version
 
     def wrote(self, index):
         """The engine wrote a parameter's weights: graphs that still need the old ones are to

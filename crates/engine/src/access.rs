@@ -78,7 +78,8 @@ impl Engine {
     /// would round.
     pub fn set_full_grad(&mut self, param: ParamId, values: View<'_>) -> Result<(), EngineError> {
         let given = self.check_values(param, Field::Grad, values);
-        self.begin_edit("set_full_grad", Some(param), given)?;
+        let call = self.call_of("set_full_grad", Field::Grad, (param, values));
+        self.begin_edit(&call, Some(param), given)?;
         self.write_grad(param, values);
         Ok(())
     }

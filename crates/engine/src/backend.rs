@@ -10,6 +10,7 @@ use crate::hyper::HyperParams;
 use crate::ledger::Ledger;
 use crate::options::{EngineOptions, OptimizerSetup};
 use crate::window::{Window, WindowState};
+use crate::written::Written;
 use crate::{Engine, EngineError, setup};
 
 /// Where an engine's memory lies and is computed on, and how it reaches the other ranks. The engine
@@ -88,6 +89,7 @@ impl Engine {
             scaler,
             applied_steps: 0,
             ledger: Ledger::default(),
+            written: Written::default(),
             failed: None,
             step_start: Traffic::default(),
             step_traffic: Traffic::default(),

@@ -134,6 +134,7 @@ impl Engine {
             non_finite: non_finite.filter(|_| self.options.check_finite),
             refuses: !self.buckets.iter_mut().all(Bucket::is_exclusive),
             hyper: self.hyper.fingerprint(),
+            written: self.written.fingerprint(),
         }
     }
 
@@ -214,6 +215,7 @@ impl Engine {
     fn end_window(&mut self) {
         self.buckets.iter_mut().for_each(Bucket::clear_grad);
         self.params.iter_mut().for_each(|param| param.seen = Seen::Nothing);
+        self.written.clear();
         self.window = Window::new(WindowState::Consumed);
         let traffic = self.groups.traffic();
         self.step_traffic = traffic - self.step_start;

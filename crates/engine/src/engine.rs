@@ -18,6 +18,7 @@ use crate::model_grads::param_named;
 use crate::options::EngineOptions;
 use crate::weights::{ParamWeights, UnitWeights};
 use crate::window::{MicroBatch, Window, WindowState};
+use crate::written::Written;
 use crate::{EngineError, setup};
 
 /// Trains a model's parameters over the ranks of a communicator.
@@ -51,6 +52,7 @@ pub struct Engine {
     pub(crate) scaler: LossScaler,
     pub(crate) applied_steps: u64,
     pub(crate) ledger: Ledger,
+    pub(crate) written: Written,
     /// The first failure of a collective: nothing works after it.
     pub(crate) failed: Option<CommError>,
     /// The traffic before the window began.

@@ -47,6 +47,15 @@ pub enum EngineError {
         /// The first rank that differs from rank 0.
         rank: Rank,
     },
+    /// Weights were written between steps, not alike on all ranks that hold them.
+    #[error(
+        "rank {rank} wrote other weights than rank 0 since the last step, or one of them wrote \
+         none; write the same on every rank, and step again"
+    )]
+    WritesDiffer {
+        /// The first rank that differs from rank 0.
+        rank: Rank,
+    },
     /// An index that the engine was never given.
     #[error("no {what} {index}: the engine was given {count}")]
     Unknown {

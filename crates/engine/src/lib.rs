@@ -31,6 +31,7 @@ mod setup;
 mod step;
 mod weights;
 mod window;
+mod written;
 
 pub use access::Local;
 pub use backend::Backend;

@@ -30,7 +30,8 @@ impl Engine {
         self.check_alive()?;
         let given = self.check_values(param, Field::Master, values);
         let given = given.and_then(|()| self.check_bucket_exclusive(param));
-        self.agree_call("set_full_param", Some(param), given)?;
+        let call = self.call_of("set_full_param", Field::Master, (param, values));
+        self.agree_call(&call, Some(param), given)?;
         self.run(Event::Edit)?;
         let (at, _) = self.owned_of(param)?;
         self.write_weights(param, at, values)
@@ -93,7 +94,9 @@ impl Engine {
         let given = given.and_then(|index| {
             self.check_values(param, Field::State(index), values).map(|()| index)
         });
-        let index = self.begin_call(&format!("set_full_state {name}"), param, given)?;
+        let call = format!("set_full_state {name}");
+        let call = self.call_of(&call, Field::State(0), (param, values));
+        let index = self.begin_call(&call, param, given)?;
         let (at, owned) = self.owned_of(param)?;
         if let Some(range) = overlap(&at, &owned) {
             let in_param = range.start - at.start..range.end - at.start;
@@ -196,11 +199,11 @@ impl Engine {
         let told = self.groups.world().exchange(&words).map_err(|error| self.fail(error))?;
         let given = given?; // this rank's own reason is the best one
         let ranks = || told.iter().zip((0..).map(Rank));
-        if let Some((_, rank)) = ranks().find(|(other, _)| other[..8] != words[..8]) {
-            return Err(EngineError::CallsDiffer { rank, call });
+        if let Some((_, rank)) = ranks().find(|(other, _)| other[8] != 0) {
+            return Err(EngineError::PeerRefused { rank });
         }
-        match ranks().find(|(other, _)| other[8] != 0) {
-            Some((_, rank)) => Err(EngineError::PeerRefused { rank }),
+        match ranks().find(|(other, _)| other[..8] != words[..8]) {
+            Some((_, rank)) => Err(EngineError::CallsDiffer { rank, call }),
             None => Ok(given),
         }
     }

@@ -137,6 +137,8 @@ pub(crate) struct Report {
     pub(crate) refuses: bool,
     /// Tells its hyper-parameters from others.
     pub(crate) hyper: u64,
+    /// Tells what was written to its weights from what others wrote.
+    pub(crate) written: u64,
 }
 
 /// What all ranks know after they exchanged reports.
@@ -159,20 +161,24 @@ impl Report {
         if let Some((_, rank)) = ranked().find(|(report, _)| report.hyper != reports[0].hyper) {
             return Err(EngineError::HyperDiffers { rank });
         }
+        if let Some((_, rank)) = ranked().find(|(report, _)| report.written != reports[0].written) {
+            return Err(EngineError::WritesDiffer { rank });
+        }
         Ok(Verdict {
             norm: norm.of_parts(reports.iter().map(|report| report.norm_part)),
             non_finite: ranked().filter_map(|(report, at)| Some((report.non_finite?, at))).min(),
         })
     }
 
-    fn to_bytes(self) -> [u8; 32] {
+    fn to_bytes(self) -> [u8; 40] {
         let numbers = [
             self.norm_part.to_bits(),
             self.non_finite.map_or(u64::MAX, |param| param.0 as u64),
             u64::from(self.refuses),
             self.hyper,
+            self.written,
         ];
-        let mut bytes = [0; 32];
+        let mut bytes = [0; 40];
         for (bytes, number) in bytes.chunks_exact_mut(8).zip(numbers) {
             bytes.copy_from_slice(&number.to_le_bytes());
         }
@@ -190,6 +196,7 @@ impl Report {
             non_finite: (non_finite != u64::MAX).then_some(ParamId(non_finite as usize)),
             refuses: number(2) != 0,
             hyper: number(3),
+            written: number(4),
         }
     }
 }
@@ -201,7 +208,7 @@ mod tests {
     #[test]
     fn reports_survive_the_wire() {
         for (non_finite, refuses) in [(None, false), (Some(ParamId(7)), true)] {
-            let report = Report { norm_part: 0.1, non_finite, refuses, hyper: 1 << 63 };
+            let report = Report { norm_part: 0.1, non_finite, refuses, hyper: 1 << 63, written: 5 };
             assert_eq!(Report::from_bytes(&report.to_bytes()), report);
         }
     }

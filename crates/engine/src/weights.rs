@@ -101,7 +101,7 @@ impl Engine {
 
     /// The borrower of a parameter's weights has written to some of them: the master weights that
     /// this rank's optimizer updates follow, and keep their precision where nothing was written. No
-    /// rank waits for another; those that own parts of the parameter must have been written alike.
+    /// rank waits for another; all write alike, which the next step checks.
     /// Where they [share weights](Self::shares_weights), one has written while the others waited,
     /// and all call this before the next step.
     pub fn take_over_weights(&mut self, param: ParamId) -> Result<(), EngineError> {
@@ -111,6 +111,7 @@ impl Engine {
         let bucket = &mut self.buckets[state.bucket.0];
         let elements = bucket.spec().layout.slot(state.slot);
         bucket.take_over_weights(elements);
+        self.note_written(param);
         Ok(())
     }
 }

@@ -61,7 +61,7 @@ pub(super) struct FaultyComm {
 }
 
 /// Bytes of what a rank reports before a step, of which the first are its part of the norm.
-const REPORT_LEN: usize = 32;
+const REPORT_LEN: usize = 40;
 const NORM_LEN: usize = 8;
 /// Bytes of numbers in what a rank says of its window; after them a bit for each used parameter, of
 /// which no trial has more than 24.

@@ -132,6 +132,14 @@ impl Bucket {
         }
     }
 
+    /// The model weights of `range` where all rest on this rank; `None` where they are sharded.
+    pub(crate) fn resting(&self, range: Range<usize>) -> Option<View<'_>> {
+        match &self.model {
+            Model::Replicated(weights) => Some(weights.as_ref()?.range(range)),
+            Model::Sharded { .. } => None,
+        }
+    }
+
     /// Makes the master weights of the elements `at`, as far as this rank owns them, those of the
     /// model, where somebody has written to it.
     pub(crate) fn take_over_weights(&mut self, at: Range<usize>) {
