@@ -8,10 +8,10 @@
         engine.backward(loss)
         engine.step()
 
-Optimizer states and gradients are sharded over the ranks of one machine, as the configuration's
+Optimizer states and gradients are sharded over ranks, as the configuration's
 `zero_optimization.stage` says; in stage 3 the weights too, which are whole only while their module
-runs. Ranks are started by `torchrun`; a plain `python` is a world of one. `oxizero.utils` reads and
-writes whole gradients, master weights and optimizer states.
+runs. Ranks are started by `oxizero launch` or `torchrun`; a plain `python` is a world of one.
+`oxizero.utils` reads and writes whole gradients, master weights and optimizer states.
 
 `import oxizero as deepspeed` is what a script needs that was written for DeepSpeed: `ops`, `comm`,
 `checkpointing`, `lr_schedules` and `accelerator` have its names.

@@ -172,7 +172,8 @@ fn environment(launch: &Launch, rank: usize, port: u16) -> Vec<(&'static str, St
     variables
 }
 
-/// A port that nobody listens on; the system hands it out to nobody else for a while.
+/// A port that nobody listens on. Nothing keeps it free; who takes it before rank 0 does makes the
+/// script fail where it listens, with the port's number.
 fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }
