@@ -126,6 +126,18 @@ def _placed(name, param):
             for other, placed in enumerate(param.placements)
             if placed.is_shard(placement.dim)
         ]
+        strides = [
+            ranks[1] - ranks[0]
+            for other, placed in enumerate(param.placements)
+            if placed.is_shard(placement.dim)
+            and len(ranks := _row(param.device_mesh, other)) > 1
+        ]
+        if strides != sorted(strides, reverse=True):
+            raise ConfigError(
+                f"dimension {placement.dim} of `{name}` is split along several dimensions of "
+                f"{param.device_mesh}, of which a later one has ranks further apart; make the mesh "
+                "row-major"
+            )
         size, parts = param.shape[placement.dim], math.prod(cuts)
         if size % parts:
             raise ConfigError(

@@ -61,8 +61,9 @@ _JOB = (
 def count_engine():
     """Another engine is about to be made: engines of one process meet in the order in which they
     are, each in a world of its own, and one that is not made counts too."""
-    global _engines
+    global _engines, _is_initialized
     _engines += 1
+    _is_initialized = True
 
 
 def meeting(name=None):

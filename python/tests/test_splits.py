@@ -397,3 +397,18 @@ def fully_sharded(rank):
 
 def test_dtensors_that_are_not_in_equal_parts_are_refused(ranks):
     ranks(2, fully_sharded)
+
+
+def transposed(rank):
+    from torch.distributed.tensor import DeviceMesh, Shard, distribute_tensor
+
+    dist.init_process_group("gloo")
+    mesh = DeviceMesh("cpu", [[0, 2], [1, 3]])
+    model = torch.nn.Module()
+    model.a = torch.nn.Parameter(distribute_tensor(torch.arange(8.0), mesh, [Shard(0), Shard(0)]))
+    with pytest.raises(oxizero.ConfigError, match="dimension 0 of `a`.*row-major"):
+        start(model, 1)
+
+
+def test_a_dtensor_whose_parts_lie_in_another_order_is_refused(ranks):
+    ranks(4, transposed)
