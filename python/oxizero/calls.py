@@ -49,7 +49,10 @@ class _Call:
 
     def __init__(self, uses):
         self._uses = uses
+        # Until the module returns: a graph that holds the call would keep them alive with it.
         self._inputs = []
+        # Whether backward goes on from it to an input.
+        self._tells_its_end = False
         self._is_held = False
         self.is_counted = False
 
@@ -68,18 +71,19 @@ class _Call:
 
     def leave(self, output):
         """What the module returns, with the tensors that are in a graph behind the identity."""
-        for tensor, version in self._inputs:
-            if tensor._version != version:
-                raise EngineError(
-                    f"module `{self._uses.name}` changes its input in place, which its caller's "
-                    "graph cannot see in stage 3; make a new tensor, as in x = x + y"
-                )
+        inputs, self._inputs = self._inputs, []
+        if any(tensor._version != version for tensor, version in inputs):
+            raise EngineError(
+                f"module `{self._uses.name}` changes its input in place, which its caller's "
+                "graph cannot see in stage 3; make a new tensor, as in x = x + y"
+            )
         output = mapped(output, self._uses.copied)
         wanted = []
         mapped(output, lambda tensor: wanted.append(tensor) if _in_graph(tensor) else None)
         if not wanted:
             return output
-        if self._inputs:
+        self._tells_its_end = bool(inputs)
+        if inputs:
             self._uses.opened(self)
         new = dict(zip(map(id, wanted), _Exit.apply(self, *wanted), strict=True))
         return mapped(output, lambda tensor: new.get(id(tensor)))
@@ -92,7 +96,7 @@ class _Call:
         self._is_held = True
         # Where no input is in a graph, or a backward does not go on to it.
         _queue_callback(self.let_go)
-        self._uses.begun(self, bool(self._inputs))
+        self._uses.begun(self, self._tells_its_end)
 
     def end(self):
         """Backward has left the module."""
