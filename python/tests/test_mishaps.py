@@ -101,6 +101,55 @@ def test_looking_at_an_engine_that_waits_stops_no_other_thread(ranks):
     ranks(2, looked_at)
 
 
+def called_back(rank):
+    engine = made()
+    if rank == 1:
+        time.sleep(1)
+        return train(engine)
+    said = []
+
+    def handle(*_):
+        for call in (lambda: engine.loss_scale, engine._core.barrier):
+            with pytest.raises(oxizero.EngineError) as refused:
+                call()
+            said.append(str(refused.value))
+
+    signal.signal(signal.SIGUSR1, handle)
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
+    train(engine)
+    assert engine.loss_scale == 1.0
+    return said
+
+
+def test_a_signals_handler_that_calls_the_engine_in_a_call_is_refused(ranks):
+    first, second = ranks(2, called_back)[0]
+    assert first == second and "the engine is in a call of this thread" in first
+
+
+def forked(rank):
+    engine = made()
+    if rank == 1:
+        time.sleep(1)
+        return train(engine)
+    training = threading.Thread(target=train, args=(engine,))
+    training.start()
+    time.sleep(0.3)
+    assert training.is_alive()
+    if (child := os.fork()) == 0:
+        signal.alarm(5)
+        try:
+            engine.loss_scale
+        except oxizero.EngineError as error:
+            os._exit(7 if "forked from a rank's" in str(error) else 1)
+        os._exit(2)
+    training.join()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_fork_in_the_middle_of_a_call_is_refused_too(ranks):
+    assert ranks(2, forked)[0] == 7
+
+
 class Fails(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

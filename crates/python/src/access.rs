@@ -20,7 +20,7 @@ impl Engine {
         read: impl Send + FnOnce(&mut oxizero::Engine) -> Result<Option<Buffer>, EngineError>,
     ) -> PyResult<Option<Py<PyAny>>> {
         let whole = self.run(py, read)?;
-        whole.map(|whole| tensor::owned(py, whole, &self.shape(py, param))).transpose()
+        whole.map(|whole| tensor::owned(py, whole, &self.shape(py, param)?)).transpose()
     }
 
     /// Writes values of a whole parameter. What is none is an error on all ranks, since all are in
@@ -32,7 +32,7 @@ impl Engine {
         values: &Given<'_>,
         write: impl Send + FnOnce(&mut oxizero::Engine, View<'_>) -> Result<(), EngineError>,
     ) -> PyResult<()> {
-        let (shape, given) = (self.shape(py, param), values.shape());
+        let (shape, given) = (self.shape(py, param)?, values.shape());
         let problem = match values.view() {
             Ok(values) if given == shape => return self.run(py, |engine| write(engine, values)),
             Ok(_) => {
@@ -86,7 +86,7 @@ impl Engine {
             Ok((grads, inner.engine.params().len()))
         })?;
         let (tensors, grads) = tensor::model_grads(py, grads, count)?;
-        let inner = &mut *self.lock(py);
+        let inner = &mut *self.lock(py)?;
         (inner.grads, inner.grads_read) = (grads, true);
         Ok(tensors)
     }

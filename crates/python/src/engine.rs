@@ -1,7 +1,7 @@
 //! The engine as a Python class.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use oxizero::comm::Communicator;
 use oxizero::{
@@ -11,13 +11,13 @@ use oxizero::{
 use oxizero_device::kernels::cast;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::sync::MutexExt;
 use pyo3::types::PyDict;
 
 use crate::arrangement::{Arrangement, alike};
 use crate::config::Config;
 use crate::error::{self, raised};
 use crate::given::Given;
+use crate::one_call::{Held, OneCall};
 use crate::optimizer::{Group, Rules};
 use crate::process::OfProcess;
 use crate::setup::{self, Param};
@@ -27,12 +27,12 @@ use crate::world::World;
 /// One rank's engine. Calls that wait for other ranks release the interpreter's lock.
 #[pyclass(frozen, module = "oxizero._oxizero")]
 pub(crate) struct Engine {
-    inner: Mutex<Inner>,
+    inner: OfProcess<OneCall<Inner>>,
     back_end: Py<PyAny>,
 }
 
 pub(crate) struct Inner {
-    pub(crate) engine: OfProcess<oxizero::Engine>,
+    pub(crate) engine: oxizero::Engine,
     /// The optimizer's groups as they were last told.
     groups: Vec<Group>,
     rules: Rules,
@@ -54,13 +54,13 @@ impl Inner {
 }
 
 impl Engine {
-    /// Waits without the interpreter's lock, which a call of another thread may want meanwhile.
-    pub(crate) fn lock(&self, py: Python<'_>) -> MutexGuard<'_, Inner> {
-        // A panic in an earlier call leaves the engine's own checks in place.
-        self.inner.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner)
+    /// Looks at the engine. Like every use, it is refused in a fork, and in the middle of a call
+    /// of the same thread.
+    pub(crate) fn lock(&self, py: Python<'_>) -> PyResult<Held<'_, Inner>> {
+        self.inner.here()?.hold_attached(py)
     }
 
-    /// Does something with the engine, without the interpreter's lock; refused in a fork.
+    /// Does something with the engine, without the interpreter's lock.
     pub(crate) fn run<T: Send>(
         &self,
         py: Python<'_>,
@@ -76,10 +76,7 @@ impl Engine {
         deed: impl Send + FnOnce(&mut Inner) -> Result<T, EngineError>,
     ) -> PyResult<T> {
         py.detach(|| {
-            let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-            if !inner.engine.is_here() {
-                return Err(error::forked());
-            }
+            let mut inner = self.inner.here()?.hold()?;
             if let Some(why) = &inner.lost {
                 return Err(error::lost(why));
             }
@@ -89,8 +86,9 @@ impl Engine {
     }
 
     /// The shape of a parameter that the engine knows.
-    pub(crate) fn shape(&self, py: Python<'_>, param: usize) -> Vec<usize> {
-        self.lock(py).engine.params().get(param).map(|spec| spec.shape.clone()).unwrap_or_default()
+    pub(crate) fn shape(&self, py: Python<'_>, param: usize) -> PyResult<Vec<usize>> {
+        let inner = self.lock(py)?;
+        Ok(inner.engine.params().get(param).map(|spec| spec.shape.clone()).unwrap_or_default())
     }
 }
 
@@ -131,9 +129,8 @@ impl Engine {
             group.apply(&mut engine, index, None, &rules)?;
         }
         let (grads, grads_read, lost) = (None, false, None);
-        let engine = OfProcess::new(engine);
         let inner = Inner { engine, groups, rules, lost, grads, grads_read };
-        Ok(Self { inner: Mutex::new(inner), back_end })
+        Ok(Self { inner: OfProcess::new(OneCall::new(inner)), back_end })
     }
 
     /// What Python gave it to run on.
@@ -175,7 +172,7 @@ impl Engine {
     fn step<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let outcome = self.run(py, oxizero::Engine::step)?;
         if !matches!(outcome, StepOutcome::Accumulated { .. }) {
-            self.lock(py).window_ended();
+            self.lock(py)?.window_ended();
         }
         let told = PyDict::new(py);
         let kind = match outcome {
@@ -222,8 +219,8 @@ impl Engine {
 
     /// Whether all ranks of the machine have one copy of the model weights.
     #[getter]
-    fn shares_weights(&self, py: Python<'_>) -> bool {
-        self.lock(py).engine.shares_weights()
+    fn shares_weights(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.lock(py)?.engine.shares_weights())
     }
 
     /// Whether gradients are reduced as they come.
@@ -234,49 +231,50 @@ impl Engine {
     /// Which steps end the window: those that the configuration says (`None`), the next ones, or
     /// none.
     #[pyo3(signature = (is_boundary))]
-    fn set_boundary(&self, py: Python<'_>, is_boundary: Option<bool>) {
+    fn set_boundary(&self, py: Python<'_>, is_boundary: Option<bool>) -> PyResult<()> {
         let boundary = match is_boundary {
             None => Boundary::Counted,
             Some(true) => Boundary::Now,
             Some(false) => Boundary::Later,
         };
-        self.lock(py).engine.set_boundary(boundary);
+        self.lock(py)?.engine.set_boundary(boundary);
+        Ok(())
     }
 
     /// What the losses of this window are to be multiplied by.
     #[getter]
-    fn loss_scale(&self, py: Python<'_>) -> f32 {
-        self.lock(py).engine.loss_scale().get()
+    fn loss_scale(&self, py: Python<'_>) -> PyResult<f32> {
+        Ok(self.lock(py)?.engine.loss_scale().get())
     }
 
     /// Steps that were applied.
     #[getter]
-    fn applied_steps(&self, py: Python<'_>) -> u64 {
-        self.lock(py).engine.applied_steps()
+    fn applied_steps(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.lock(py)?.engine.applied_steps())
     }
 
     /// The dtypes on the gradients' way, as text.
     #[getter]
-    fn gradient_paths(&self, py: Python<'_>) -> Vec<String> {
-        self.lock(py).engine.gradient_paths().iter().map(ToString::to_string).collect()
+    fn gradient_paths(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        Ok(self.lock(py)?.engine.gradient_paths().iter().map(ToString::to_string).collect())
     }
 
     /// Bytes that this rank holds now, by role.
     #[getter]
-    fn memory(&self, py: Python<'_>) -> Vec<(&'static str, usize)> {
-        let roles = self.lock(py).engine.memory().roles();
-        roles.map(|(role, bytes)| (role, bytes.0)).to_vec()
+    fn memory(&self, py: Python<'_>) -> PyResult<Vec<(&'static str, usize)>> {
+        let roles = self.lock(py)?.engine.memory().roles();
+        Ok(roles.map(|(role, bytes)| (role, bytes.0)).to_vec())
     }
 
     /// The most bytes that this rank held at one moment.
     #[getter]
-    fn peak_memory(&self, py: Python<'_>) -> usize {
-        self.lock(py).engine.peak_memory_total().0
+    fn peak_memory(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.lock(py)?.engine.peak_memory_total().0)
     }
 
     /// Tells the optimizer's groups, as they are from the next step on.
     fn set_groups(&self, py: Python<'_>, groups: Vec<Group>) -> PyResult<()> {
-        let inner = &mut *self.lock(py);
+        let inner = &mut *self.lock(py)?;
         if groups.len() != inner.groups.len() {
             let (was, is) = (inner.groups.len(), groups.len());
             let why = format!("an optimizer of {was} groups has {is}; make a new engine");

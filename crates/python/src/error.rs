@@ -50,6 +50,14 @@ pub(crate) fn forked() -> PyErr {
     )
 }
 
+/// The exception of a call in the middle of another one of the same thread.
+pub(crate) fn in_a_call() -> PyErr {
+    EngineError::new_err(
+        "the engine is in a call of this thread: a signal's handler, or what else runs in the \
+         middle of one, cannot call the engine; note there what is to be done, and do it after",
+    )
+}
+
 /// The exception of an error of the configuration.
 pub(crate) fn config(error: EngineConfigError) -> PyErr {
     ConfigError::new_err(error.to_string())

@@ -26,7 +26,7 @@ impl Engine {
     /// the elements of the whole, and whether it is trained.
     #[getter]
     fn buckets<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
-        let inner = self.lock(py);
+        let inner = self.lock(py)?;
         inner.engine.buckets().map(|bucket| told(py, bucket)).collect()
     }
 

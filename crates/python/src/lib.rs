@@ -16,6 +16,7 @@ mod gathered;
 mod given;
 mod group;
 mod launch;
+mod one_call;
 mod optimizer;
 mod process;
 mod ranks;

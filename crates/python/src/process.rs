@@ -1,10 +1,11 @@
 //! Forks of this process, and signals that it gets: a fork has a copy of what a rank has, and is no
 //! rank; a rank that waits for another wants to hear of Ctrl-C.
 
-use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
+
+use crate::error;
 
 /// What only the process that made it may use, and free: it is left alone in a fork, where freeing
 /// it would free what the rank has.
@@ -13,30 +14,20 @@ pub(crate) struct OfProcess<T> {
     process: u32,
 }
 
-const ALIVE: &str = "the value is taken by drop alone";
-
 impl<T> OfProcess<T> {
     pub(crate) fn new(value: T) -> Self {
         Self { value: Some(value), process: std::process::id() }
     }
 
-    /// Whether this process made it, and is not a fork of the one that did.
-    pub(crate) fn is_here(&self) -> bool {
+    /// The value; an error in a fork of the process that made it. To be asked before anything is
+    /// waited for: the thread that has it may not be in the fork.
+    pub(crate) fn here(&self) -> PyResult<&T> {
+        let value = self.value.as_ref().expect("the value is taken by drop alone");
+        if self.is_here() { Ok(value) } else { Err(error::forked()) }
+    }
+
+    fn is_here(&self) -> bool {
         self.process == std::process::id()
-    }
-}
-
-impl<T> Deref for OfProcess<T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        self.value.as_ref().expect(ALIVE)
-    }
-}
-
-impl<T> DerefMut for OfProcess<T> {
-    fn deref_mut(&mut self) -> &mut T {
-        self.value.as_mut().expect(ALIVE)
     }
 }
 
