@@ -6,8 +6,8 @@ from oxizero._oxizero import ConfigError
 from oxizero.splits import local
 
 
-def broadcast(core, back_end, module, others):
-    """Overwrites buffers, and `others` by name, with rank 0's; a collective call."""
+def check(back_end, module, others):
+    """The buffers, and `others`, that `broadcast` takes, by name; refuses what it cannot write."""
     devices = {"cpu", back_end.device.type}
     held = [
         (name, local(tensor))
@@ -20,6 +20,11 @@ def broadcast(core, back_end, module, others):
                 f"buffer `{name}` is sparse, or its elements share memory (as after expand()), and "
                 "cannot be overwritten with rank 0's; make it dense and contiguous"
             )
+    return held
+
+
+def broadcast(core, back_end, held):
+    """Overwrites what `check` gave with rank 0's; a collective call."""
     core.agree([f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in held])
     copies = [tensor.detach().resolve_conj().resolve_neg().contiguous() for _, tensor in held]
     back_end.broadcast(core, copies, 0)

@@ -79,24 +79,20 @@ class Engine(Clipping, Later, torch.nn.Module):
         self._back_end = backends.choose(module, config)
         self._weights = Weights(module, optimizer, config.model_dtype)
         found = units.find(module, config.leaf_modules) if config.stage == 3 else []
+        held = []
+        if self._place.size > 1:
+            held = buffers.check(self._back_end, module, self._weights.others)
         described = self._weights.described(units.numbers(found), self._back_end)
         self._core = _oxizero.Engine(
             config, self._back_end, arrangement, described, groups(optimizer)
         )
         del described
-        self._sharded = None
-        if config.stage == 3:
-            self._sharded = Sharded(self._core, self._weights, found, module)
-        else:
-            self._weights.alias(self._core)
-        self._take_pieces()
-        if self._place.size > 1:
-            buffers.broadcast(self._core, self._back_end, module, self._weights.others)
-        registry.add(self, self._weights.params)
-        self._hooks = [
-            param.register_post_accumulate_grad_hook(_taker(weakref.ref(self), index))
-            for index, param in self._weights.trained()
-        ]
+        self._sharded, self._hooks = None, []
+        try:
+            self._take_model(found, held)
+        except Exception as error:
+            self._give_model_back(error)
+            raise
         optimizer.engine = self
         watch(self)
 
@@ -313,6 +309,29 @@ class Engine(Clipping, Later, torch.nn.Module):
             self._sharded = None
         unwatch(self)
         self._core = _Destroyed()
+
+    def _take_model(self, found, held):
+        """From here on the weights are the engine's; `held` are the buffers."""
+        if self.config.stage == 3:
+            self._sharded = Sharded(self._core, self._weights)
+        else:
+            self._weights.alias(self._core)
+        self._take_pieces()
+        if self._sharded is not None:
+            self._sharded.watch(found, self.module)
+        if self._place.size > 1:
+            buffers.broadcast(self._core, self._back_end, held)
+        registry.add(self, self._weights.params)
+        for index, param in self._weights.trained():
+            take = _taker(weakref.ref(self), index)
+            self._hooks.append(param.register_post_accumulate_grad_hook(take))
+
+    def _give_model_back(self, error):
+        """Leaves a whole model to a caller whose `initialize` has failed."""
+        try:
+            self.destroy()
+        except Exception as other:
+            error.add_note(f"the model's weights remain sharded: {other}")
 
     def _take(self, index, param):
         grad, param.grad = param.grad, None

@@ -139,7 +139,7 @@ class Bucket:
 class Sharded:
     """The parameters of a model whose weights rest sharded."""
 
-    def __init__(self, core, weights, units, root):
+    def __init__(self, core, weights):
         self.buckets = [
             Bucket(core, index, told, weights.params, weights.names)
             for index, told in enumerate(core.buckets)
@@ -155,6 +155,9 @@ class Sharded:
         self._hooks, self._uses = [], {}
         # By parameter: who may wait for its gradient.
         self._waiting = {}
+
+    def watch(self, units, root):
+        """Has weights whole where modules of the model `root` use, save or load them."""
         for unit in units:
             self._watch(unit)
         for module in root.modules():

@@ -325,6 +325,38 @@ def test_a_buffer_that_cannot_be_overwritten_is_named(ranks):
     train(made(model))
 
 
+def given_back(rank, stage):
+    """Initializes that fail, early or late, leave the model as it was."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    expected = {name: value.clone() for name, value in model.state_dict().items()}
+    config = SGD | {"zero_optimization": {"stage": stage}}
+
+    def refused(match):
+        with pytest.raises((oxizero.ConfigError, oxizero.EngineError), match=match):
+            oxizero.initialize(model=model, config=config)
+        told = model.state_dict()
+        assert all(told[name].equal(value) for name, value in expected.items())
+        for module in model:
+            assert not module._forward_pre_hooks and not module._state_dict_hooks
+            assert not module.weight._post_accumulate_grad_hooks
+        model(torch.ones(1, 2)).sum().backward()
+        assert model[0].weight.grad.count_nonzero() > 0
+        model.zero_grad()
+
+    model.register_buffer("odd", torch.ones(1).expand(4))
+    refused("buffer `odd`")
+    model.register_buffer("odd", torch.ones(4 + rank))
+    refused("another buffer")
+    model.register_buffer("odd", torch.ones(4))
+    train(oxizero.initialize(model=model, config=config)[0])
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_an_initialize_that_fails_leaves_the_model_as_it_was(ranks, stage):
+    ranks(2, given_back, stage)
+
+
 def retried(rank):
     if rank == 1:
         with pytest.raises(oxizero.ConfigError):
