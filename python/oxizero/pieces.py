@@ -1,6 +1,7 @@
 """Parameters that are sharded before there is an engine: each rank keeps an equal, flat piece."""
 
 import contextlib
+import itertools
 import weakref
 
 import torch
@@ -14,6 +15,7 @@ _TRAINED = (torch.float32, torch.bfloat16, torch.float16)
 
 _pieces = WeakIdKeyDictionary()
 _by_storage = weakref.WeakValueDictionary()
+_numbers = itertools.count()
 _group = None
 
 
@@ -33,6 +35,8 @@ class Piece:
             raise ConfigError(
                 f"a parameter on {param.device} is refused: zero.Init shards what is on the CPU"
             )
+        # In the order in which all ranks make them.
+        self.number = next(_numbers)
         size = world.place().size
         share = -(-param.numel() // size)
         self._flat = torch.zeros(share * size, dtype=param.dtype)

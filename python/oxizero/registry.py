@@ -1,6 +1,7 @@
 """Which engine holds a parameter: what `oxizero.utils` looks up."""
 
 import gc
+import itertools
 import os
 import weakref
 
@@ -9,6 +10,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from oxizero._oxizero import ConfigError
 
 _engines = WeakIdKeyDictionary()
+# By parameter: how many engines there were before its own, and its index there.
+_places = WeakIdKeyDictionary()
+_numbers = itertools.count()
 _alive = weakref.WeakSet()
 _kept = []
 
@@ -25,8 +29,10 @@ os.register_at_fork(after_in_child=_keep)
 def add(engine, params):
     """These parameters are that engine's, in this order."""
     _alive.add(engine)
+    number = next(_numbers)
     for index, param in enumerate(params):
         _engines[param] = (weakref.ref(engine), index)
+        _places[param] = (number, index)
 
 
 def find(param):
@@ -41,6 +47,11 @@ def engine_of(param):
     """The engine that holds the parameter, if one does."""
     engine, _ = _engines.get(param, (None, None))
     return engine and engine()
+
+
+def place_of(param):
+    """By what to sort parameters that engines hold, so that all ranks have the same order."""
+    return _places[param]
 
 
 def check_free(module):
@@ -60,3 +71,4 @@ def remove(params):
     """These parameters are no engine's any more."""
     for param in params:
         _engines.pop(param, None)
+        _places.pop(param, None)

@@ -39,21 +39,24 @@ class GatheredParameters:
         self._buckets, self._resting, self._pieces = [], [], []
 
     def __enter__(self):
-        buckets, found = {}, {}
-        self._resting = []
+        """The order is that of engines and pieces: a set's is another one on each rank."""
+        buckets, found, resting = {}, {}, {}
         for param in self._params:
             engine = registry.engine_of(param)
             if engine is None:
-                if pieces.find(param) is not None:
-                    found[pieces.find(param)] = (param, param._version)
-            elif engine._sharded is None:
-                self._resting.append((engine, param))
+                piece = pieces.find(param)
+                if piece is not None:
+                    found[piece.number] = (piece, (param, param._version))
+                continue
+            number, index = registry.place_of(param)
+            if engine._sharded is None:
+                resting[number, index] = (engine, param)
             else:
-                buckets[engine._sharded.bucket_of(param)] = engine
-        self._buckets = list(buckets.items())
+                bucket = engine._sharded.bucket_of(param)
+                buckets[number, bucket.index] = (bucket, engine)
+        self._buckets, self._pieces, self._resting = map(_in_order, (buckets, found, resting))
         for core in self._sharing():
             core.barrier()  # nobody reads any more
-        self._pieces = list(found.items())
         hold([piece for piece, _ in self._pieces] + [bucket for bucket, _ in self._buckets])
 
     def __exit__(self, kind, *_):
@@ -113,6 +116,10 @@ def unregister_external_parameter(module, parameter):
     """The module's forward uses that parameter no longer; it holds for engines that are made from
     now on."""
     units.remove_external(module, parameter)
+
+
+def _in_order(numbered):
+    return [numbered[number] for number in sorted(numbered)]
 
 
 def _listed(params):

@@ -85,6 +85,34 @@ def test_gathered_parameters_are_whole_and_written_by_one_rank(ranks, stage):
     ranks(2, gathered, stage)
 
 
+def unordered(rank, stage):
+    """Each rank lists the parameters in an order of its own, as a set of them does."""
+
+    class Turned(set):
+        def __iter__(self):
+            return iter(sorted(super().__iter__(), key=id, reverse=rank == 1))
+
+    with zero.Init():
+        first, second = (torch.nn.Sequential(*map(torch.nn.Linear, (2, 3), (3, 4)))
+                         for _ in range(2))
+    piece = list(second.parameters())
+    engines = [start(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 4)), stage)
+               for _ in range(2)]
+    engines.append(start(first, stage))
+    params = [param for engine in engines for param in engine.module.parameters()] + piece
+    with zero.GatheredParameters(Turned(params), modifier_rank=1), torch.no_grad():
+        for number, param in enumerate(params):
+            param.fill_(number + 100 * rank)
+    with zero.GatheredParameters(Turned(params)):
+        told = [param.unique().tolist() for param in params]
+    assert told == [[number + 100.0] for number in range(len(params))]
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_the_order_of_what_is_gathered_is_not_the_callers(ranks, stage):
+    ranks(2, unordered, stage)
+
+
 def given_back(rank):
     model = build(Gpt)
     expected = {name: value.clone() for name, value in model.state_dict().items()}
