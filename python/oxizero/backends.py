@@ -113,7 +113,10 @@ def _device(module):
         )
     (device,) = found or (torch.device("cpu"),)
     if device.type == "meta":
-        raise ConfigError(f"parameter `{found[device]}` is on the meta device; give it memory")
+        raise ConfigError(
+            f"parameter `{found[device]}` is on the meta device; build the model in "
+            "oxizero.zero.Init(), or give it memory with model.to_empty() and initialize it"
+        )
     return device
 
 

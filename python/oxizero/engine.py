@@ -308,6 +308,7 @@ class Engine(Clipping, Later, torch.nn.Module):
             self._sharded.dissolve()
             self._sharded = None
         unwatch(self)
+        self.optimizer.release()
         self._core = _Destroyed()
 
     def _take_model(self, found, held):

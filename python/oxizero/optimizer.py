@@ -107,6 +107,9 @@ class Optimizer(torch.optim.Optimizer):
         self.sizes = [len(group["params"]) for group in client.param_groups]
         self.client = client
         self.engine = None
+        # Whoever steps the client's own means the engine.
+        self._of_client = {name: vars(client).get(name) for name in ("step", "zero_grad")}
+        client.step, client.zero_grad = self._stepper(), self.zero_grad
         # The dicts of the groups are shared with the client's, for schedulers that were made of it.
         super().__init__(client.param_groups, client.defaults)
 
@@ -119,6 +122,21 @@ class Optimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none=True):
         """The same as `engine.zero_grad()`."""
         self.engine.zero_grad()
+
+    def _stepper(self):
+        def step(closure=None):
+            self.step(closure)
+
+        # What torch's schedulers leave on a step that they watch.
+        step._wrapped_by_lr_sched = True
+        return step
+
+    def release(self):
+        """Leaves the client a torch optimizer like any other."""
+        for name, own in self._of_client.items():
+            delattr(self.client, name)
+            if own is not None:
+                setattr(self.client, name, own)
 
     def stepped(self):
         """The engine has applied a step: torch's schedulers look whether one was."""

@@ -114,7 +114,8 @@ def _scheduler(optimizer, lr_scheduler, config):
 def _refuse_both(name, settings):
     if settings is not None:
         raise ConfigError(
-            f"initialize() was given one, and the configuration has `{name}`; leave one of them out"
+            f"initialize() was given one of its own, and the configuration has `{name}` too; leave "
+            "one of the two out"
         )
 
 

@@ -52,6 +52,7 @@ class Weights:
             self.frozen.append(not param.requires_grad)
             self.dtypes.append(getattr(torch, model_dtype) if casts else param.dtype)
         self._known = {id(param) for param, _ in names.values()}
+        self._group_of = dict(zip(map(id, self.params), self.groups, strict=True))
         self._versions = []
         self._addresses = []
 
@@ -94,6 +95,12 @@ class Weights:
                     f"parameter `{name}` is new, or another tensor than in initialize(), and the "
                     "engine does not train it; change the model before initialize(), and write "
                     "weights in place"
+                )
+            if param.grad is not None and self._group_of.get(id(param)) is not None:
+                raise EngineError(
+                    f"parameter `{name}` has a `grad`, which somebody set: the engine has the "
+                    "gradients; write them with oxizero.utils.safe_set_full_grad, and set `grad` "
+                    "to None"
                 )
         for frozen, param, names in zip(self.frozen, self.params, self.names, strict=True):
             if frozen and param.requires_grad:

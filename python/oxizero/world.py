@@ -5,6 +5,7 @@ import os
 from dataclasses import dataclass
 from datetime import timedelta
 
+import torch
 from torch import distributed
 
 from oxizero._oxizero import ConfigError
@@ -105,7 +106,9 @@ def init_distributed(dist_backend=None, timeout=None, **others):
             )
         _deadline = timeout
     _is_initialized = True
-    if dist_backend in (None, "native"):
+    # A script that asks for GPUs' on a machine without any means whatever there is.
+    no_gpu = dist_backend == "nccl" and not torch.cuda.is_available()
+    if dist_backend in (None, "native") or no_gpu:
         return
     if not distributed.is_backend_available(dist_backend.split(":")[-1]):
         raise ConfigError(

@@ -148,6 +148,33 @@ def forked(rank):
 
 def test_a_fork_in_the_middle_of_a_call_is_refused_too(ranks):
     assert ranks(2, forked)[0] == 7
+def test_the_clients_own_optimizer_steps_the_engine_until_it_is_destroyed():
+    model = nn.Linear(2, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    client = torch.optim.SGD(model.parameters(), lr=1.0)
+    halved = torch.optim.lr_scheduler.StepLR(client, 1, 0.5)
+    engine = oxizero.initialize(model=model, optimizer=client, config={})[0]
+    for _ in range(2):
+        client.zero_grad()
+        engine(torch.ones(1, 2)).sum().backward()
+        client.step()
+        halved.step()
+    assert engine.global_steps == 2 and model.weight.tolist() == [[-1.5, -1.5]]
+    engine.destroy()
+    model(torch.ones(1, 2)).sum().backward()
+    client.step()
+    assert model.weight.tolist() == [[-1.75, -1.75]]
+
+
+def test_a_gradient_that_somebody_sets_is_refused():
+    engine = made()
+    engine.backward(engine(torch.ones(1, 2)).sum())
+    engine.module.weight.grad = torch.ones(1, 2)
+    with pytest.raises(oxizero.EngineError, match="`weight` has a `grad`.*safe_set_full_grad"):
+        engine.step()
+    engine.module.weight.grad = None
+    engine.step()
+    assert engine.module.weight.tolist() == [[-1.0, -1.0]]
 
 
 class Fails(torch.autograd.Function):

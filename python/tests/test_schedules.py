@@ -186,7 +186,7 @@ def test_a_schedule_for_a_metric_is_given_one():
 
 def test_one_schedule_is_enough():
     config = {"optimizer": SGD, "scheduler": WARMUP}
-    with pytest.raises(oxizero.ConfigError, match="`scheduler`; leave one of them out"):
+    with pytest.raises(oxizero.ConfigError, match="`scheduler` too; leave one of the two out"):
         oxizero.initialize(model=Constant(1), config=config, lr_scheduler=WarmupLR)
-    with pytest.raises(oxizero.ConfigError, match="`optimizer`; leave one of them out"):
+    with pytest.raises(oxizero.ConfigError, match="`optimizer` too; leave one of the two out"):
         oxizero.initialize(model=Constant(1), config=config, optimizer=torch.optim.AdamW)
