@@ -11,7 +11,8 @@ import torch
 
 from oxizero import guard
 from oxizero._oxizero import EngineError
-from oxizero.calls import Uses, hold, let_go
+from oxizero.calls import Uses
+from oxizero.saving import Saving
 from oxizero.splits import local
 from oxizero.units import Unit
 
@@ -153,6 +154,7 @@ class Sharded:
         self._trained = [local(param) for _, param in weights.trained()]
         self._arrived = set()
         self._hooks, self._uses = [], {}
+        self._saving = Saving()
         # By parameter: who may wait for its gradient.
         self._waiting = {}
 
@@ -163,7 +165,7 @@ class Sharded:
         for module in root.modules():
             buckets = self._buckets_of(module.parameters(recurse=False))
             if buckets:
-                self._hooks += _kept_whole(module, buckets)
+                self._hooks += self._saving.watch(module, buckets)
 
     def bucket_of(self, param):
         """The bucket of a parameter that the engine holds."""
@@ -201,6 +203,7 @@ class Sharded:
     def take_over(self, core):
         """Refuses a step while weights are held, or lie elsewhere."""
         self.reset()
+        self._saving.reset()
         for bucket in self.buckets:
             if bucket.is_held():
                 raise EngineError(
@@ -219,6 +222,7 @@ class Sharded:
         for hook in self._hooks:
             hook.remove()
         self.reset()
+        self._saving.reset()
         for bucket in self.buckets:
             bucket.dissolve()
 
@@ -261,42 +265,4 @@ def _watched(module, uses):
     return [
         module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
         module.register_forward_hook(after, always_call=True),
-    ]
-
-
-def _kept_whole(module, buckets):
-    """What a module saves and loads is whole."""
-    buckets = weakref.WeakSet(buckets)
-
-    def in_order():
-        return sorted(buckets, key=lambda bucket: bucket.index)
-
-    def before_save(module, prefix, keep_vars):
-        hold(in_order())
-
-    def after_save(module, state_dict, prefix, local_metadata):
-        for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
-            if prefix + name in state_dict:
-                state_dict[prefix + name] = param.detach().clone()
-        let_go(in_order())
-
-    def before_load(module, state_dict, prefix, metadata, *_):
-        if metadata.get("assign_to_params_buffers"):
-            raise EngineError(
-                "load_state_dict(assign=True) is refused: it replaces parameters that the engine "
-                "trains; leave it out"
-            )
-        hold(in_order())
-
-    def after_load(module, incompatible_keys):
-        for bucket in in_order():
-            if bucket.written():
-                bucket.take_over()
-        let_go(in_order())
-
-    return [
-        module.register_state_dict_pre_hook(before_save),
-        module.register_state_dict_post_hook(after_save),
-        module.register_load_state_dict_pre_hook(before_load),
-        module.register_load_state_dict_post_hook(after_load),
     ]

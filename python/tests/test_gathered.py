@@ -44,6 +44,65 @@ def test_what_is_saved_and_loaded_is_whole(ranks, dtype):
     ranks(2, states, dtype)
 
 
+class Stubborn(torch.nn.Linear):
+    """It has parts that fail, if it is told so."""
+
+    fails = False
+
+    def __init__(self):
+        super().__init__(3, 3)
+        self.inner = torch.nn.Linear(3, 3)
+        self.inner.register_state_dict_post_hook(lambda *_: self._say())
+
+    def forward(self, x):
+        return self.inner(super().forward(x)).square().mean()
+
+    def get_extra_state(self):
+        return torch.zeros(1)
+
+    def set_extra_state(self, state):
+        self._say()
+
+    def _say(self):
+        if self.fails:
+            raise ZeroDivisionError
+
+
+def failed(rank):
+    model = Stubborn()
+    engine = start(model, 3)
+    whole = model.state_dict()
+    new = {name: torch.full_like(value, 2.0) for name, value in whole.items()}
+    x = torch.ones(1, 3) + rank
+    model.fails = True
+    with pytest.raises(ZeroDivisionError):
+        model.state_dict()
+    step(engine, x)
+    assert sizes(model) == {0}
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            model.load_state_dict(new)
+    model.fails = False
+    whole = model.state_dict()
+    assert sizes(model) == {0}
+    # As torch has it: what was loaded before the failure counts.
+    assert whole["weight"].eq(2.0).all() and whole["inner.weight"].ne(2.0).any()
+    for wrong, said in (({}, "Missing key"), (new | {"bias": torch.zeros(7)}, "size mismatch")):
+        with pytest.raises(RuntimeError, match=said):
+            model.load_state_dict(wrong)
+        assert sizes(model) == {0}
+        step(engine, x)
+    model.fails = True
+    with pytest.raises(ZeroDivisionError):
+        model.state_dict()
+    engine.destroy()
+    assert model(x).isfinite()
+
+
+def test_a_save_or_load_that_fails_leaves_nothing_held(ranks):
+    ranks(2, failed)
+
+
 def gathered(rank, stage):
     model = build(Gpt)
     expected = model.up.weight.detach().clone()
