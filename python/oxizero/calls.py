@@ -92,6 +92,12 @@ class _Call:
         """Backward comes to the module."""
         if self._is_held:
             return
+        if torch.is_grad_enabled():
+            raise EngineError(
+                f"backward with create_graph=True comes to module `{self._uses.name}`, whose "
+                "weights are whole only until backward has left it; in stage 3 gradients of "
+                "gradients are not available: use stage 2"
+            )
         self._uses.hold()
         self._is_held = True
         # Where no input is in a graph, or a backward does not go on to it.

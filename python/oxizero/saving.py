@@ -18,17 +18,18 @@ class Saving:
 
     def watch(self, module, buckets):
         """The hooks for a module that has parameters of these buckets."""
-        # A model does not keep its engine.
+        # A model does not keep its engine; a copy of it has its hooks, and is whole.
+        own = weakref.ref(module)
         saving, buckets = weakref.ref(self), [weakref.ref(bucket) for bucket in buckets]
 
         def begin(module, is_load):
             alive = saving()
-            if alive is not None:
+            if alive is not None and module is own():
                 alive._begin(module, [bucket() for bucket in buckets], is_load)
 
         def end(module):
             alive = saving()
-            if alive is not None:
+            if alive is not None and module is own():
                 alive._end(module)
 
         def before_save(module, prefix, keep_vars):

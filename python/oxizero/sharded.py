@@ -6,6 +6,7 @@ if they run the same modules, which the engine checks.
 """
 
 import weakref
+from collections import Counter
 
 import torch
 
@@ -27,9 +28,13 @@ class Bucket:
         self._storage = self.flat.untyped_storage()
         self._bytes = self._storage.nbytes()
         self._holds = 0
+        self.indexes = {param for param, _ in told["params"]}
         self.params = [local(params[param]) for param, _ in told["params"]]
         self.names = [names[param][0] for param, _ in told["params"]]
         self._versions = []
+        # Times that what was gathered is compared before it goes: what is written through `data`
+        # no version tells, and a module that does so does it in its first calls.
+        self._looks = 2
         for param, (_, start) in zip(self.params, told["params"], strict=True):
             param.data = self.flat[start : start + param.numel()].view(param.shape)
         self._free()
@@ -51,7 +56,7 @@ class Bucket:
         self._holds -= 1
         if self._holds > 0 or self._bytes == 0:
             return
-        written = self.written()
+        written = self.written() or self._changed()
         self._core.let_go(self.index)
         self._free()
         if written:
@@ -59,6 +64,19 @@ class Bucket:
                 f"parameter `{written[0]}` was written while its weights were gathered, which is "
                 "lost; write to it inside oxizero.zero.GatheredParameters(params, modifier_rank=0)"
             )
+
+    def look(self):
+        """What is gathered is compared when it goes."""
+        self._looks = max(self._looks, 1)
+
+    def _changed(self):
+        if self._looks == 0:
+            return []
+        self._looks -= 1
+        full = self._core.back_end.give(self.flat)
+        if self._core.is_as_gathered(self.index, full):
+            return []
+        return [" or ".join(self.names)]
 
     def await_grads_end(self):
         """Its gradients are complete when `grads_end` says so."""
@@ -86,6 +104,8 @@ class Bucket:
     def take_over(self):
         """What was written is the weights from now on."""
         self._core.take_over_gathered(self.index, self._core.back_end.give(self.flat))
+        for param in self.params:  # graphs that still need the old ones are to notice
+            torch.autograd.graph.increment_version(param)
         self._versions = [param._version for param in self.params]
 
     def write(self, param, values):
@@ -97,6 +117,7 @@ class Bucket:
 
     def discard(self):
         """What was written is lost, and is to be."""
+        self._looks = 0
         self._versions = [param._version for param in self.params]
 
     def holds(self, tensor):
@@ -157,9 +178,13 @@ class Sharded:
         self._saving = Saving()
         # By parameter: who may wait for its gradient.
         self._waiting = {}
+        # The indexes of those that several units use.
+        self._tied = set()
 
     def watch(self, units, root):
         """Has weights whole where modules of the model `root` use, save or load them."""
+        users = Counter(id(param) for unit in units for param in unit.params)
+        self._tied = {index for param, index in self._index_of.items() if users[param] > 1}
         for unit in units:
             self._watch(unit)
         for module in root.modules():
@@ -233,8 +258,10 @@ class Sharded:
             return
         indexes = {self._index_of[id(param)] for param in params}
         trained = {index for index in indexes if self._bucket_of[index].trained}
-        own = self._buckets_of(unit.owned) if unit.is_leaf else []
-        uses = Uses(unit, buckets, [bucket for bucket in own if bucket.trained], trained)
+        owned = self._buckets_of(unit.owned) if unit.is_leaf else []
+        # Gradients of what another unit uses too may come after the leaf's backward.
+        own = [bucket for bucket in owned if bucket.trained and not bucket.indexes & self._tied]
+        uses = Uses(unit, buckets, own, trained)
         self._uses[id(unit.module)] = uses
         for index in trained:
             self._waiting.setdefault(index, []).append(uses)
@@ -250,15 +277,17 @@ class Sharded:
 
 
 def _watched(module, uses):
-    """A module that is called has its weights. A model does not keep its engine."""
+    """A module that is called has its weights. A model does not keep its engine; a copy of it has
+    its hooks, and weights of its own."""
+    own = weakref.ref(module)
 
     def before(module, args, kwargs):
         alive = uses()
-        return None if alive is None else alive.before(args, kwargs)
+        return alive.before(args, kwargs) if alive is not None and module is own() else None
 
     def after(module, args, output):
         alive = uses()
-        return None if alive is None else alive.after(output)
+        return alive.after(output) if alive is not None and module is own() else None
 
     # A compiled graph ends before them, and another begins after.
     before, after = torch.compiler.disable(before), torch.compiler.disable(after)

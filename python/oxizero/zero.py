@@ -57,6 +57,8 @@ class GatheredParameters:
         self._buckets, self._pieces, self._resting = map(_in_order, (buckets, found, resting))
         for core in self._sharing():
             core.barrier()  # nobody reads any more
+        for bucket, _ in self._buckets:
+            bucket.look()
         hold([piece for piece, _ in self._pieces] + [bucket for bucket, _ in self._buckets])
 
     def __exit__(self, kind, *_):
@@ -64,7 +66,10 @@ class GatheredParameters:
             if kind is not None:
                 for bucket, _ in self._buckets:
                     bucket.discard()
-            elif self._modifier is not None:
+                return
+            for bucket, _ in self._buckets:
+                bucket.check()
+            if self._modifier is not None:
                 self._write()
         finally:
             let_go([bucket for bucket, _ in self._buckets] + [piece for piece, _ in self._pieces])

@@ -39,6 +39,13 @@ impl Engine {
         })
     }
 
+    /// Whether nobody has written to the gathered weights of a bucket, `full`, as far as this rank
+    /// can tell from what rests on it: each element rests on one of the ranks.
+    pub fn is_as_gathered(&self, id: BucketId, full: View<'_>) -> Result<bool, EngineError> {
+        self.check_full(id, full)?;
+        Ok(self.buckets[id.0].is_as_gathered(full))
+    }
+
     /// The caller has written to the gathered weights of a bucket, `full`: the model weights and
     /// master weights that this rank owns follow, and masters keep their precision where nothing
     /// was written. No rank waits for another; all must have written alike.

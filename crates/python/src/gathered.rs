@@ -36,6 +36,12 @@ impl Engine {
         self.run(py, |engine| engine.gather_into(BucketId(bucket), buffer).map(drop))
     }
 
+    /// Whether nobody has written to a tensor that a bucket was gathered into.
+    fn is_as_gathered(&self, py: Python<'_>, bucket: usize, full: Given<'_>) -> PyResult<bool> {
+        let full = full.view()?;
+        self.run(py, |engine| engine.is_as_gathered(BucketId(bucket), full))
+    }
+
     /// The tensor that a bucket was gathered into holds its weights no longer.
     fn let_go(&self, py: Python<'_>, bucket: usize) -> PyResult<()> {
         self.run(py, |engine| engine.let_go(BucketId(bucket)))

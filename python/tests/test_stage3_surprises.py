@@ -1,0 +1,116 @@
+"""What models and scripts do to weights that are whole for a while only."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import oxizero
+
+CONFIG = {
+    "optimizer": {"type": "SGD", "params": {"lr": 1.0}},
+    "zero_optimization": {"stage": 3},
+}
+
+
+def made(model, **config):
+    return oxizero.initialize(model=model, config=CONFIG | config)[0]
+
+
+def linear():
+    layer = nn.Linear(4, 4, bias=False)
+    nn.init.ones_(layer.weight)
+    return layer
+
+
+class Clamps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        self.weight.data.clamp_(max=0.5)
+        return x * self.weight
+
+
+def test_a_module_that_writes_its_weights_as_data_is_refused():
+    engine = made(Clamps())
+    with pytest.raises(oxizero.EngineError, match="`weight` was written.*modifier_rank"):
+        engine(torch.ones(4))
+
+
+def test_what_is_written_as_data_while_gathered_is_refused():
+    engine = made(linear())
+    for _ in range(3):
+        engine.backward(engine(torch.ones(1, 4)).sum())
+        engine.step()
+    weight = engine.module.weight
+    with pytest.raises(oxizero.EngineError, match="`weight` was written"):
+        with oxizero.zero.GatheredParameters([weight]):
+            weight.data.fill_(7.0)
+    with pytest.raises(oxizero.EngineError, match="other memory"):
+        with oxizero.zero.GatheredParameters([weight], modifier_rank=0):
+            weight.data = torch.zeros(4, 4)
+
+
+def written_between(rank):
+    engine = made(linear())
+    x = torch.ones(1, 4, requires_grad=True)
+    loss = engine(x).square().sum()
+    with oxizero.zero.GatheredParameters([engine.module.weight], modifier_rank=0):
+        if rank == 0:
+            engine.module.weight.data.fill_(2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        engine.backward(loss)
+
+
+def test_a_graph_notices_on_every_rank_what_one_rank_wrote(ranks):
+    ranks(2, written_between)
+
+
+def copied(rank):
+    engine = made(nn.Sequential(linear(), linear()))
+    with oxizero.zero.GatheredParameters(engine.module):
+        other = copy.deepcopy(engine.module)
+    if rank == 0:
+        assert other(torch.ones(1, 4)).tolist() == [[16.0] * 4]
+        assert other.state_dict()["0.weight"].tolist() == [[1.0] * 4] * 4
+    engine.backward(engine(torch.ones(1, 4)).sum())
+    engine.step()
+
+
+def test_a_copy_has_weights_of_its_own_and_gathers_none(ranks):
+    ranks(2, copied)
+
+
+def test_gradients_of_gradients_are_refused_by_module():
+    engine = made(nn.Sequential(linear(), nn.Tanh(), linear()))
+    x = torch.ones(1, 4, requires_grad=True)
+    with pytest.raises(oxizero.EngineError, match="create_graph=True comes to module `2`"):
+        torch.autograd.grad(engine(x).sum(), x, create_graph=True)
+
+
+class Late(nn.Module):
+    """A leaf that is registered first, runs last, and shares a weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.leaf = nn.Sequential(linear())
+        self.first = linear()
+        self.leaf[0].weight = self.first.weight
+
+    def forward(self, x):
+        return self.leaf(self.first(x)).sum()
+
+
+def test_a_leaf_may_share_a_weight_with_a_module_that_runs_earlier():
+    model = Late()
+    plain = copy.deepcopy(model)
+    oxizero.utils.set_z3_leaf_module(model.leaf, True)
+    engine = made(model)
+    engine.backward(engine(torch.ones(1, 4)))
+    engine.step()
+    plain(torch.ones(1, 4)).backward()
+    expected = plain.first.weight - plain.first.weight.grad
+    assert torch.equal(engine.state_dict()["first.weight"], expected)
