@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import weakref
+import zlib
 
 import torch
 from torch.utils.dlpack import to_dlpack as capsule
@@ -37,16 +38,24 @@ class Piece:
             )
         # In the order in which all ranks make them.
         self.number = next(_numbers)
+        self._param = weakref.ref(param)
+        self._holds = 0
+        # The piece in whose memory the parameter was made.
+        origin = of(param)
+        self.origin = origin and weakref.ref(origin)
+        self._lay_out(param, param.detach())
+
+    def _lay_out(self, param, values):
+        """Keeps a piece of `values`, which are rank 0's on all ranks; a collective call."""
         size = world.place().size
-        share = -(-param.numel() // size)
-        self._flat = torch.zeros(share * size, dtype=param.dtype)
-        self._flat[: param.numel()] = param.detach().flatten()
-        self._piece = torch.empty(share, dtype=param.dtype)
+        share = -(-values.numel() // size)
+        self._flat = torch.zeros(share * size, dtype=values.dtype)
+        self._flat[: values.numel()] = values.flatten()
+        self._piece = torch.empty(share, dtype=values.dtype)
         self._storage = self._flat.untyped_storage()
         self._bytes = self._storage.nbytes()
-        self._holds = 0
-        self.whole = self._flat[: param.numel()].view(param.shape)
-        self.share(0)
+        self.whole = self._flat[: values.numel()].view(values.shape)
+        self._broadcast(0)
         param.data = self.whole
         self._free()
         _by_storage[self._storage._cdata] = self
@@ -66,22 +75,87 @@ class Piece:
 
     def share(self, root):
         """What rank `root` wrote is the parameter from now on; a collective call."""
+        param = self._param()
+        if param is not None and self.is_left(param):
+            self._refuse_others(param, "the parameter")
+            if (param.shape, param.dtype) != (self.whole.shape, self.whole.dtype):
+                raise ConfigError(
+                    f"a parameter of {self._shown()} was assigned data of {_shown(param)} since it "
+                    "was sharded; initialize() takes it, GatheredParameters does not"
+                )
+            self.whole.copy_(param.detach().clone())
+            param.data = self.whole
+        self._broadcast(root)
+
+    def is_left(self, param):
+        """Whether the parameter has other memory than its own here: its `data` was assigned."""
+        own = self.whole
+        return (
+            param.untyped_storage()._cdata != self._storage._cdata
+            or param.shape != own.shape
+            or param.stride() != own.stride()
+            or param.storage_offset() != own.storage_offset()
+        )
+
+    def told(self, param):
+        """What ranks tell each other of the parameter, as numbers that float32 has: whether it is
+        left, and a check sum of what it looks like."""
+        other = of(param) or self
+        looks = f"{_shown(param)} {other.number}"
+        return float(self.is_left(param)), float(zlib.crc32(looks.encode()) % 2**24)
+
+    def take_over(self, param, name):
+        """What was assigned to the parameter's `data` is the parameter; a collective call."""
+        self._refuse_others(param, f"`{name}`")
+        self.hold()
+        values = param.detach().clone() if self.is_left(param) else self.whole.clone()
+        self.let_go()
+        del _by_storage[self._storage._cdata]
+        self._lay_out(param, values)
+
+    def _refuse_others(self, param, name):
+        if of(param) not in (None, self):
+            raise ConfigError(
+                f"{name} was assigned the data of another parameter that zero.Init has sharded; "
+                "assign a clone() of it, inside of zero.Init, or make both one Parameter"
+            )
+
+    def _broadcast(self, root):
         _ranks().broadcast(capsule(self._flat), root)
         start = world.place().rank * len(self._piece)
         self._piece.copy_(self._flat[start : start + len(self._piece)])
 
+    def _shown(self):
+        return _shown(self.whole)
+
     def _free(self):
-        guard.free(
-            self._storage,
-            "a parameter that was made inside of oxizero.zero.Init is sharded; use "
-            "oxizero.zero.GatheredParameters, or initialize() an engine",
-        )
+        try:
+            guard.free(
+                self._storage,
+                "a parameter that was made inside of oxizero.zero.Init is sharded; use "
+                "oxizero.zero.GatheredParameters, or initialize() an engine",
+            )
+        except RuntimeError as error:
+            raise ConfigError(
+                f"the memory of a parameter of {self._shown()}, which zero.Init has sharded, "
+                f"cannot be freed ({error}): an array has it too, as of numpy(); use "
+                "`param.detach().clone().numpy()`, and write with `param.data.copy_(tensor)`"
+            ) from error
 
 
 def shard(param):
     """Keeps this rank's piece of a parameter; rank 0's values count. A collective call."""
-    if param not in _pieces and param.numel() > 0 and param.dtype in _TRAINED:
+    if param in _pieces or not _has_pieces(param):
+        return
+    # Such as one of a parametrization, which is made of the parameter that it replaces.
+    origin = of(param)
+    if origin is not None:
+        origin.hold()
+    try:
         _pieces[param] = Piece(param)
+    finally:
+        if origin is not None:
+            origin.let_go()
 
 
 def find(param):
@@ -94,6 +168,46 @@ def of(tensor):
     if tensor.layout != torch.strided or tensor.device.type != "cpu":
         return None
     return _by_storage.get(tensor.untyped_storage()._cdata)
+
+
+def settle(module):
+    """Parameters in pieces whose `data` was assigned since they were sharded have these values,
+    rank 0's, from now on; a collective call."""
+    params = [(name, param) for name, param in module.named_parameters() if find(param)]
+    if not params:
+        return
+    names = {find(param): name for name, param in params}
+    for piece, name in names.items():
+        origin = piece.origin and piece.origin()
+        if origin in names:
+            raise ConfigError(
+                f"`{names[origin]}` and `{name}` were made to share memory inside of "
+                "zero.Init, which has separated them; assign one Parameter to both names, or clone "
+                "one of them"
+            )
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        own = torch.tensor([find(param).told(param) for _, param in params])
+        told = torch.empty(world.place().size, *own.shape)
+        _ranks().all_gather(capsule(own.flatten()), capsule(told.flatten()))
+        for (name, param), of_ranks in zip(params, told.unbind(1), strict=True):
+            are_left, looks = of_ranks.unbind(1)
+            if looks.ne(looks[0]).any():
+                raise ConfigError(
+                    f"the data that `{name}` was assigned since zero.Init sharded it is not of one "
+                    f"shape and dtype on all ranks; on this one it has {_shown(param)}"
+                )
+            if not _has_pieces(param):
+                del _pieces[param]  # it is as any parameter that was made elsewhere
+            elif are_left.any():
+                find(param).take_over(param, name)
+
+
+def _has_pieces(param):
+    return param.numel() > 0 and param.dtype in _TRAINED
+
+
+def _shown(tensor):
+    return f"shape {tuple(tensor.shape)} and {tensor.dtype}"
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from oxizero import _oxizero, lr_schedules, optimizer as optimizers, splits, world
+from oxizero import _oxizero, lr_schedules, optimizer as optimizers, pieces, splits, world
 from oxizero._oxizero import ConfigError
 from oxizero.engine import Engine
 from oxizero.log import logger
@@ -49,6 +49,7 @@ def initialize(
         raise ConfigError("initialize(model=...) is missing")
     if distributed_port is not None:
         raise ConfigError("initialize(distributed_port=...) is refused: torchrun sets MASTER_PORT")
+    pieces.settle(model)
     arrangement = splits.arrange(model, mesh_param, mpu)
     read = _config(arrangement.batch_ranks, args, config, config_params)
     client = _client(model, optimizer, model_parameters, read)

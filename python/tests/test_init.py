@@ -150,3 +150,146 @@ def hugging(rank):
 def test_a_model_of_transformers_is_built_in_pieces(ranks):
     pytest.importorskip("transformers")
     ranks(2, hugging)
+
+
+class Assigned(torch.nn.Module):
+    """It assigns its layer's data, as models do that initialize it themselves."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 3)
+        self.square = torch.nn.Linear(2, 2, bias=False)
+        self.narrow = torch.nn.Linear(2, 2, bias=False).bfloat16()
+        self.layer.weight.data = torch.arange(6.0).view(3, 2) + 10 * oxizero.world.place().rank
+        self.layer.bias.data = self.layer.bias.data * 0 + 3
+        self.square.weight.data.copy_(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        self.square.weight.data = self.square.weight.data.t()
+        self.narrow.weight.data = torch.ones(1, 2, dtype=torch.bfloat16)
+
+
+def assigned(rank, stage):
+    with zero.Init():
+        model = Assigned()
+        late = torch.nn.Linear(2, 2, bias=False)
+    if rank == 0:
+        late.weight.data = torch.full((2, 2), 7.0)
+    model.late = late
+    with zero.Init():
+        model.wide = torch.nn.Linear(2, 2, bias=False).requires_grad_(False)
+    model.wide.weight.data = torch.full((2, 2), 9.0, dtype=torch.float64)
+    engine = start(model, stage)
+    state = engine.state_dict()
+    assert state["layer.weight"].tolist() == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
+    assert state["layer.bias"].tolist() == [3.0] * 3
+    assert state["square.weight"].tolist() == [[1.0, 3.0], [2.0, 4.0]]
+    assert state["narrow.weight"].tolist() == [[1.0, 1.0]]
+    assert state["late.weight"].tolist() == [[7.0, 7.0]] * 2
+    assert state["wide.weight"].equal(torch.full((2, 2), 9.0, dtype=torch.float64))
+    assert utils.safe_get_full_fp32_param(model.late.weight).tolist() == [[7.0, 7.0]] * 2
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_data_that_is_assigned_is_the_parameter(ranks, stage):
+    ranks(2, assigned, stage)
+
+
+def assigned_by_others(rank):
+    with zero.Init():
+        model = torch.nn.Linear(2, 2)
+    with zero.GatheredParameters(model):
+        expected = model.weight.tolist()
+    model.bias.data = torch.full((2,), float(rank))
+    if rank == 1:
+        model.weight.data = torch.zeros(2, 2)
+    with zero.GatheredParameters(model.bias, modifier_rank=1):
+        assert model.bias.tolist() == [rank] * 2
+    engine = start(model, 3)
+    state = engine.state_dict()
+    assert state["weight"].tolist() == expected
+    assert state["bias"].tolist() == [1.0, 1.0]
+
+
+def test_only_rank_0s_data_count_but_for_a_modifiers(ranks):
+    ranks(2, assigned_by_others)
+
+
+def assigned_wrongly(rank):
+    def model():
+        with zero.Init():
+            return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+
+    unlike = model()
+    unlike[1].weight.data = torch.zeros(2, 2 + rank)
+    with pytest.raises(oxizero.ConfigError, match=r"`1.weight` was .* not of one shape"):
+        start(unlike, 3)
+    another = model()
+    another[1].weight.data = another[0].weight.data
+    with pytest.raises(oxizero.ConfigError, match=r"`1.weight` was assigned the data of another"):
+        start(another, 3)
+    shared = model()
+    with zero.Init():
+        shared.last = torch.nn.Module()
+        shared.last.weight = torch.nn.Parameter(shared[0].weight)
+        zero.Init(shared.last)
+    with pytest.raises(oxizero.ConfigError, match="`0.weight` and `last.weight` were made to"):
+        start(shared, 3)
+    longer = model()
+    longer[0].bias.data = torch.zeros(3)
+    with pytest.raises(oxizero.ConfigError, match=r"shape \(2,\) .* assigned data of shape \(3,\)"):
+        with zero.GatheredParameters(longer, modifier_rank=0):
+            pass
+
+
+def test_data_that_is_assigned_otherwise_is_refused_by_name(ranks):
+    ranks(2, assigned_wrongly)
+
+
+def as_array(rank):
+    with zero.Init():
+        layer = torch.nn.Linear(2, 3)
+        array = layer.weight.data.clone().numpy()
+        array[:] = 5.0
+        layer.weight.data.copy_(torch.from_numpy(array))
+        with pytest.raises(oxizero.ConfigError, match=r"shape \(3,\).*clone\(\).numpy\(\)"):
+            layer.bias.data.numpy()
+    with zero.GatheredParameters(layer.weight):
+        assert layer.weight.eq(5.0).all()
+
+
+def test_an_array_of_a_piece_is_refused_with_what_to_write(ranks):
+    ranks(2, as_array)
+
+
+class Normed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 4))
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def normed(rank, stage):
+    def states(model):
+        engine = start(model, stage)
+        for _ in range(2):
+            engine.backward(engine(torch.full((2, 4), rank + 1.0)).pow(2).mean())
+            engine.step()
+        state = engine.state_dict()
+        engine.destroy()
+        return state
+
+    torch.manual_seed(3)
+    expected = states(Normed())
+    torch.manual_seed(3 + rank)
+    with zero.Init():
+        model = Normed()
+    assert sizes(model) == {0}
+    found = states(model)
+    assert found.keys() == expected.keys()
+    assert all(found[name].equal(value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_weight_norm_in_pieces_trains_the_same(ranks, stage):
+    ranks(2, normed, stage)
