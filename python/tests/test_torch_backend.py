@@ -221,6 +221,34 @@ def test_an_operation_that_fails_is_its_own_exception_and_ends_the_engine(monkey
         engine.zero_grad()
 
 
+def fails_on_one(rank, operation, in_parts):
+    oxizero.init_distributed(timeout=datetime.timedelta(seconds=60))
+    model = Constant(4096)
+    if in_parts:
+        oxizero.mark_split(model.weight, 0, [0, 1] if rank < 2 else [2, 3])
+    engine = start(model, 1, oxizero=TORCH)
+    if rank == 1:
+        def fails(*_):
+            raise torch.OutOfMemoryError("no memory")
+
+        setattr(Device, operation, fails)
+    started = time.monotonic()
+    with pytest.raises(torch.OutOfMemoryError if rank == 1 else oxizero.CommError) as raised:
+        engine.backward(engine(1.0))
+        engine.step()
+    assert time.monotonic() - started < 20
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("operation", ["tree_sum", "measure"])
+@pytest.mark.parametrize("in_parts", [False, True], ids=["whole", "in_parts"])
+def test_an_operation_that_fails_on_one_rank_is_told_to_the_others(ranks, operation, in_parts):
+    first, second, *others = ranks(4 if in_parts else 2, fails_on_one, operation, in_parts)
+    assert second == "no memory"
+    for told in (first, *others):
+        assert "rank 1 gave up: OutOfMemoryError: no memory" in told
+
+
 def test_weights_are_views_of_one_tensor_and_outlive_the_engine():
     model = build(Gpt)
     engine = start(model, 1, oxizero=TORCH)

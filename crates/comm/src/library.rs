@@ -82,15 +82,11 @@ pub fn communicator(library: impl Library) -> Box<dyn Communicator> {
 
 struct Group<L> {
     library: L,
-    /// Held during an operation, so that one rank's threads cannot mix theirs.
-    calls: Mutex<Calls>,
+    /// The operations so far. Held during one, so that one rank's threads cannot mix theirs.
+    calls: Mutex<u64>,
+    /// What the first failure was. Not held during an operation, which an abort is to end.
+    failure: Mutex<Option<CommError>>,
     traffic: Mutex<Traffic>,
-}
-
-#[derive(Default)]
-struct Calls {
-    count: u64,
-    failure: Option<CommError>,
 }
 
 /// What ranks tell each other before an operation: what it is, and the first bytes of an exchange.
@@ -99,7 +95,8 @@ const WORDS: usize = 3 * size_of::<u64>();
 
 impl<L: Library> Group<L> {
     fn new(library: L) -> Self {
-        Self { library, calls: Mutex::default(), traffic: Mutex::default() }
+        let (calls, failure, traffic) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { library, calls, failure, traffic }
     }
 
     fn is_alone(&self) -> bool {
@@ -115,16 +112,18 @@ impl<L: Library> Group<L> {
         deed: impl FnOnce(&Operation) -> Result<R, CommError>,
     ) -> Result<R, CommError> {
         let mut calls = lock(&self.calls);
-        if let Some(failure) = &calls.failure {
+        if let Some(failure) = &*lock(&self.failure) {
             return Err(failure.clone());
         }
-        calls.count += 1;
-        let operation = Operation { sequence: calls.count, kind, dtype, numel };
-        deed(&operation).inspect_err(|error| {
-            if matches!(error.known_to(), KnownTo::Rank | KnownTo::Group) {
-                self.library.abort(&error.to_string());
+        *calls += 1;
+        let operation = Operation { sequence: *calls, kind, dtype, numel };
+        deed(&operation).map_err(|error| {
+            // Where another thread has given up, that is why the operation failed.
+            let first = lock(&self.failure).get_or_insert(error.clone()).clone();
+            if matches!(first.known_to(), KnownTo::Rank | KnownTo::Group) {
+                self.library.abort(&first.to_string());
             }
-            calls.failure = Some(error.clone());
+            first
         })
     }
 
@@ -361,7 +360,7 @@ impl<L: Library> Communicator for Group<L> {
 
     fn abort(&self, why: &str) {
         let aborted = CommError::Aborted { rank: self.me(), why: why.to_owned() };
-        lock(&self.calls).failure.get_or_insert(aborted);
+        lock(&self.failure).get_or_insert(aborted);
         self.library.abort(why);
     }
 

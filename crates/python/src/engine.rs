@@ -45,6 +45,13 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
+    /// Gives up what an operation of torch left in the middle, and tells the others, who may wait.
+    fn lose(&mut self, error: &PyErr) {
+        let why = error.to_string();
+        self.engine.communicator().abort(&why);
+        self.lost = Some(why);
+    }
+
     /// Keeps memory for the next read only for those who read each window.
     fn window_ended(&mut self) {
         if !std::mem::take(&mut self.grads_read) {
@@ -80,8 +87,7 @@ impl Engine {
             if let Some(why) = &inner.lost {
                 return Err(error::lost(why));
             }
-            let done = caught(|| deed(&mut inner));
-            done.inspect_err(|error| inner.lost = Some(error.to_string()))?.map_err(raised)
+            caught(|| deed(&mut inner)).inspect_err(|error| inner.lose(error))?.map_err(raised)
         })
     }
 

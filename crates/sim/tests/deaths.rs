@@ -1,9 +1,13 @@
 //! A rank that dies or cannot go on: the others are told, and nobody hangs or goes on alone.
 
+use std::thread;
+use std::time::Duration;
+
 use oxizero::{EngineError, EngineOptions, StepOutcome};
 use oxizero_comm::CommError;
 use oxizero_core::{DType, ParamSpec, Precision, Rank, Stage, UnitId};
 use oxizero_sim::layouts;
+use oxizero_sim::opaque::Opaque;
 use oxizero_sim::trial::Trial;
 use oxizero_sim::watched::{Death, Plan};
 use oxizero_sim::world;
@@ -84,6 +88,31 @@ fn a_step_that_one_rank_refuses_is_taken_by_none_and_may_be_repeated() {
             trial.weights(&mut engine).expect("nothing fails")
         }) {
             assert_eq!(weights, expected, "{stage:?}");
+        }
+    }
+}
+
+/// Where a library moves the bytes.
+#[test]
+fn an_abort_by_another_thread_ends_the_operation_that_waits() {
+    let ended = world::run(2, |comm| {
+        let comm = Opaque::default().backend(comm).communicator;
+        if comm.rank() == Rank(1) {
+            thread::sleep(Duration::from_millis(500));
+            return comm.barrier();
+        }
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(Duration::from_millis(50));
+                comm.abort("the data ended");
+            });
+            comm.barrier()
+        })
+    });
+    for ended in ended {
+        match ended {
+            Err(CommError::Aborted { rank: Rank(0), why }) => assert_eq!(why, "the data ended"),
+            other => panic!("{other:?} instead of an abort"),
         }
     }
 }

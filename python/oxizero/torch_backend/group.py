@@ -6,6 +6,7 @@ is not read for it.
 """
 
 import time
+import weakref
 from datetime import timedelta
 
 import torch
@@ -26,6 +27,7 @@ class Group:
         self._rank, self._ranks = rank, list(ranks)
         self._device, self._timeout = device, timeout
         self._control = self._data = None
+        self._splits = weakref.WeakSet()
         if len(self._ranks) > 1:
             self._control = self._new("gloo")
             self._data = self._control if device.type == "cpu" else self._new(_backend(device))
@@ -64,12 +66,16 @@ class Group:
 
     def split(self, ranks):
         """The group of some members, which all of them ask for."""
-        return Group(self._rank, ranks, self._device, self._timeout)
+        made = Group(self._rank, ranks, self._device, self._timeout)
+        self._splits.add(made)
+        return made
 
     def abort(self, rank, why):
-        """Tells the others why this rank gives up, and lets their operations fail."""
-        self._leave_word(f"aborted {rank}: {why}")
-        self._disconnect()
+        """Tells the others why this rank gives up, and lets their operations fail, in this group
+        and in those that were split from it."""
+        for group in (self, *self._splits):
+            group._leave_word(f"aborted {rank}: {why}")
+            group._disconnect()
 
     def explain(self, error):
         """Whose fault an error is, as far as the survivors can tell together: a kind (`dead`,
