@@ -23,6 +23,14 @@ RULES = {
     "Lion": {"lr": 0.01, "weight_decay": 0.1},
     "Adagrad": {"lr": 0.1, "weight_decay": 0.1},
 }
+# What they keep.
+KEPT = {
+    "AdamW": ["exp_avg", "exp_avg_sq"],
+    "Adam": ["exp_avg", "exp_avg_sq"],
+    "SGD": ["momentum_buffer"],
+    "Lion": ["exp_avg"],
+    "Adagrad": ["sum"],
+}
 
 
 def trained(rank, back_end, stage, rule, dtype):
@@ -55,6 +63,34 @@ def both(rank, *setting):
 def test_every_rule_updates_to_the_bits_of_the_native_one(rule):
     for dtype in (torch.float32, torch.bfloat16):
         both(0, 2, rule, dtype)
+
+
+ODD = [float("nan"), float("inf"), -float("inf"), -0.0, 1e-40, -1e-39, 1e-38, 1e-30, 3e38, 1.0]
+
+
+def updated(back_end, rule):
+    """The weights and states after updates with gradients at the ends of what a dtype holds."""
+    config = {
+        "optimizer": {"type": rule, "params": RULES[rule]},
+        "bf16": {"enabled": True, "check_grad_overflow": False},
+        "oxizero": {"backend": back_end},
+    }
+    engine = start(Constant(len(ODD), torch.bfloat16), 1, **config)
+    weight, after = engine.module.weight, []
+    for gradient in (ODD, ODD[::-1], [1.0] * len(ODD)):
+        engine.backward(engine(gradient))
+        engine.step()
+        after.append(utils.safe_get_full_fp32_param(weight))
+        for key in KEPT[rule]:
+            after.append(utils.safe_get_full_optimizer_state(weight, key))
+    assert engine.skipped_steps == 0 and after[0].isnan().any()
+    return after
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_takes_odd_gradients_as_the_native_one_does(rule):
+    for native, torchs in zip(updated("native", rule), updated("torch", rule), strict=True):
+        torch.testing.assert_close(torchs, native, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])

@@ -76,7 +76,9 @@ def _sgd(group, hyper, grad, master, *buffers):
 
 def _lion(group, hyper, grad, master, average):
     (beta1, beta2), (lr, weight_decay, _) = group["betas"], hyper
-    direction = (average * beta1).add_(grad * (1.0 - beta1)).sign_()
+    mixed = (average * beta1).add_(grad * (1.0 - beta1))
+    # torch's sign of a NaN is 0.
+    direction = torch.where(mixed.isnan(), mixed, mixed.sign())
     master.mul_(1.0 - lr * weight_decay).sub_(direction.mul_(lr))
     _zero_below(_TINY, average.mul_(beta2).add_(grad * (1.0 - beta2)))
 
