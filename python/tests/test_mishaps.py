@@ -318,6 +318,21 @@ def test_options_that_the_engine_does_not_have_are_refused_later_too():
         engine.step()
 
 
+def test_groups_are_told_all_or_none():
+    model = nn.ParameterList([torch.zeros(1), torch.zeros(1)])
+    first, second = model
+    optimizer = torch.optim.SGD([{"params": [param], "lr": 1.0} for param in model], lr=1.0)
+    engine, *_ = oxizero.initialize(model=model, optimizer=optimizer, config={})
+    engine.backward(first.sum() + second.sum())
+    one, other = engine.optimizer.param_groups
+    one["lr"], other["lr"] = 5.0, -1.0
+    with pytest.raises(oxizero.ConfigError, match="-1"):
+        engine.step()
+    one["lr"], other["lr"] = 1.0, 2.0
+    engine.step()
+    assert (first.item(), second.item()) == (-1.0, -2.0)
+
+
 def test_parameters_of_the_optimizer_stay():
     engine = made()
     engine.optimizer.client.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})

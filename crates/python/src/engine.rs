@@ -286,8 +286,16 @@ impl Engine {
             let why = format!("an optimizer of {was} groups has {is}; make a new engine");
             return Err(PyValueError::new_err(why));
         }
-        for (index, group) in groups.iter().enumerate() {
-            group.apply(&mut inner.engine, index, inner.groups.get(index), &inner.rules)?;
+        let engine = &mut inner.engine;
+        let mut told = groups.iter().zip(&inner.groups).enumerate();
+        let all = told
+            .try_for_each(|(index, (is, was))| is.apply(engine, index, Some(was), &inner.rules));
+        if let Err(refused) = all {
+            // All or none: groups before the one that is refused become what they were.
+            for (index, was) in inner.groups.iter().enumerate() {
+                was.apply(engine, index, None, &inner.rules)?;
+            }
+            return Err(refused);
         }
         inner.groups = groups;
         Ok(())
