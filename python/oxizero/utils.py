@@ -13,6 +13,8 @@ The `local` functions are about the part of a parameter that this rank's optimiz
 flat tensor; it may be empty.
 """
 
+import torch
+
 from oxizero import registry
 from oxizero._oxizero import EngineError
 from oxizero.engine import Engine
@@ -155,6 +157,9 @@ def _set(param, call, value, *key):
     found = registry.find(param)
     if found is not None:
         core, index = found
-        getattr(core, call)(index, *key, core.back_end.give(local(value)))
+        # What is no dense tensor goes as it is: the engine refuses it on all ranks.
+        dense = isinstance(value, torch.Tensor) and value.layout == torch.strided
+        given = core.back_end.give(local(value)) if dense else value
+        getattr(core, call)(index, *key, given)
         if call.endswith("_param"):
             registry.engine_of(param)._weights.wrote(index)

@@ -17,22 +17,38 @@ def window(engine, *gradients):
     return engine.module.weight.tolist()
 
 
-def wrong_on_one(rank):
-    engine = start(Constant(4), 2)
-    weight = engine.module.weight
+SETTERS = {
+    "full_grad": utils.safe_set_full_grad,
+    "full_param": utils.safe_set_full_fp32_param,
+    "full_state": lambda *of: utils.safe_set_full_optimizer_state(*of, "momentum_buffer"),
+    "local_grad": utils.safe_set_local_grad,
+    "local_param": utils.safe_set_local_fp32_param,
+    "local_state": lambda *of: utils.safe_set_local_optimizer_state(*of, "momentum_buffer"),
+}
+
+
+def wrong_on_one(rank, setter, back_end):
+    momentum = {"type": "SGD", "params": {"lr": 1.0, "momentum": 0.5}}
+    engine = start(Constant(4), 2, optimizer=momentum, oxizero={"backend": back_end})
+    weight, write = engine.module.weight, SETTERS[setter]
     engine.backward(engine(1.0))
-    for wrong in (torch.ones(5), torch.ones(4, 1), torch.ones(4, dtype=torch.float64)):
-        told = "refused the call" if rank == 0 else "`weight`: .*(shape|float32)"
-        for write in (utils.safe_set_full_grad, utils.safe_set_full_fp32_param):
-            with pytest.raises(oxizero.EngineError, match=told):
-                write(weight, torch.ones(4) if rank == 0 else wrong)
+    local = setter.startswith("local")
+    right = torch.ones_like(utils.safe_get_local_fp32_param(weight) if local else weight)
+    wrongs = [torch.ones(5), right.detach().double(), [1.0] * 4, torch.eye(2).to_sparse()]
+    own = "elements were given|`weight`.*(shape|float32|no dense tensor)"
+    told = "refused the call" if rank == 0 else own
+    for wrong in wrongs if local else [torch.ones(4, 1), *wrongs]:
+        with pytest.raises(oxizero.EngineError, match=told):
+            write(weight, right.detach() if rank == 0 else wrong)
     utils.safe_set_full_grad(weight, torch.full((4,), 2.0))
     engine.step()
     assert weight.tolist() == [-2.0] * 4
 
 
-def test_values_that_are_wrong_on_one_rank_are_an_error_on_all(ranks):
-    ranks(2, wrong_on_one)
+@pytest.mark.parametrize("setter", SETTERS)
+@pytest.mark.parametrize("back_end", ["native", "torch"])
+def test_values_that_are_wrong_on_one_rank_are_an_error_on_all(ranks, setter, back_end):
+    ranks(2, wrong_on_one, setter, back_end)
 
 
 def test_one_step_too_many_is_an_error():

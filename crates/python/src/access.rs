@@ -23,28 +23,40 @@ impl Engine {
         whole.map(|whole| tensor::owned(py, whole, &self.shape(py, param)?)).transpose()
     }
 
-    /// Writes values of a whole parameter. What is none is an error on all ranks, since all are in
-    /// the call.
+    /// Writes values of a parameter; of `shape`, where they have one. What is none is an error on
+    /// all ranks, since all are in the call.
     fn write(
         &self,
         py: Python<'_>,
         (call, param): (&str, usize),
-        values: &Given<'_>,
+        (values, shape): (&Given<'_>, Option<Vec<usize>>),
         write: impl Send + FnOnce(&mut oxizero::Engine, View<'_>) -> Result<(), EngineError>,
     ) -> PyResult<()> {
-        let (shape, given) = (self.shape(py, param)?, values.shape());
-        let problem = match values.view() {
-            Ok(values) if given == shape => return self.run(py, |engine| write(engine, values)),
-            Ok(_) => {
+        let given = values.shape();
+        let problem = match (values.view(), shape) {
+            (Err(error), _) => error.value(py).to_string(),
+            (Ok(_), Some(shape)) if shape != given => {
                 format!("values of shape {given:?} were given, and it has the shape {shape:?}")
             }
-            Err(error) => error.value(py).to_string(),
+            (Ok(values), _) => return self.run(py, |engine| write(engine, values)),
         };
         self.run(py, |engine| {
             let name = engine.params().get(param).map(|spec| spec.name.clone());
             let why = EngineError::Param { param: name.unwrap_or_default(), problem };
             Err(engine.refuse(call, Some(ParamId(param)), why))
         })
+    }
+
+    /// The same of a whole parameter.
+    fn write_whole(
+        &self,
+        py: Python<'_>,
+        call: (&str, usize),
+        values: &Given<'_>,
+        write: impl Send + FnOnce(&mut oxizero::Engine, View<'_>) -> Result<(), EngineError>,
+    ) -> PyResult<()> {
+        let shape = self.shape(py, call.1)?;
+        self.write(py, call, (values, Some(shape)), write)
     }
 }
 
@@ -71,7 +83,7 @@ impl Engine {
 
     /// Replaces a whole gradient; a collective call.
     fn set_full_grad(&self, py: Python<'_>, param: usize, values: Given<'_>) -> PyResult<()> {
-        self.write(py, ("set_full_grad", param), &values, |engine, values| {
+        self.write_whole(py, ("set_full_grad", param), &values, |engine, values| {
             engine.set_full_grad(ParamId(param), values)
         })
     }
@@ -104,8 +116,9 @@ impl Engine {
 
     /// Replaces that part; a collective call.
     fn set_local_grad(&self, py: Python<'_>, param: usize, values: Given<'_>) -> PyResult<()> {
-        let values = values.view()?;
-        self.run(py, |engine| engine.set_local_grad(ParamId(param), values))
+        self.write(py, ("set_local_grad", param), (&values, None), |engine, values| {
+            engine.set_local_grad(ParamId(param), values)
+        })
     }
 
     /// Whole master weights; a collective call. `None` for a frozen parameter.
@@ -115,7 +128,7 @@ impl Engine {
 
     /// Replaces master and model weights; a collective call.
     fn set_full_param(&self, py: Python<'_>, param: usize, values: Given<'_>) -> PyResult<()> {
-        self.write(py, ("set_full_param", param), &values, |engine, values| {
+        self.write_whole(py, ("set_full_param", param), &values, |engine, values| {
             engine.set_full_param(ParamId(param), values)
         })
     }
@@ -128,8 +141,9 @@ impl Engine {
 
     /// Replaces that part, and the model weights; a collective call.
     fn set_local_param(&self, py: Python<'_>, param: usize, values: Given<'_>) -> PyResult<()> {
-        let values = values.view()?;
-        self.run(py, |engine| engine.set_local_param(ParamId(param), values))
+        self.write(py, ("set_local_param", param), (&values, None), |engine, values| {
+            engine.set_local_param(ParamId(param), values)
+        })
     }
 
     /// A whole optimizer state; a collective call. `None` for a frozen parameter.
@@ -146,7 +160,7 @@ impl Engine {
         values: Given<'_>,
     ) -> PyResult<()> {
         let call = format!("set_full_state {key}");
-        self.write(py, (&call, param), &values, |engine, values| {
+        self.write_whole(py, (&call, param), &values, |engine, values| {
             engine.set_full_state(ParamId(param), key, values)
         })
     }
@@ -165,7 +179,9 @@ impl Engine {
         key: &str,
         values: Given<'_>,
     ) -> PyResult<()> {
-        let values = values.view()?;
-        self.run(py, |engine| engine.set_local_state(ParamId(param), key, values))
+        let call = format!("set_local_state {key}");
+        self.write(py, (&call, param), (&values, None), |engine, values| {
+            engine.set_local_state(ParamId(param), key, values)
+        })
     }
 }

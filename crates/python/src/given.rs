@@ -4,6 +4,7 @@
 use oxizero::{Buffer, View};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
 
 use crate::config::dtype;
 use crate::tensor::Tensor;
@@ -15,8 +16,9 @@ pub(crate) enum Given<'py> {
     Capsule(Tensor<'py>),
     /// In torch's hands: a buffer in its memory.
     Torch(Buffer, Vec<usize>),
-    /// The same, of a dtype that the engine does not know, by torch's name of it.
-    Unknown(String),
+    /// What the engine does not take, and why. It is refused where it is used: in a collective
+    /// call the other ranks are to hear of it.
+    Refused(String),
 }
 
 /// The operations of its device, the tensor as flat bytes, torch's name of its dtype, and its
@@ -28,13 +30,16 @@ impl<'py> FromPyObject<'_, 'py> for Given<'py> {
 
     fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         let Ok((operations, bytes, name, shape)) = given.extract::<Parts<'py>>() else {
-            return given.extract().map(Self::Capsule);
+            return Ok(capsule(given).unwrap_or_else(Self::Refused));
         };
         match dtype(&name) {
             Ok(dtype) => {
                 torch::given(operations, bytes, dtype).map(|buffer| Self::Torch(buffer, shape))
             }
-            Err(_) => Ok(Self::Unknown(name)),
+            Err(_) => {
+                let takes = "the engine takes float32, bfloat16 and float16";
+                Ok(Self::Refused(format!("a tensor of {name}; {takes}")))
+            }
         }
     }
 }
@@ -45,7 +50,7 @@ impl Given<'_> {
         match self {
             Self::Capsule(tensor) => tensor.view(),
             Self::Torch(buffer, _) => Ok(buffer.view()),
-            Self::Unknown(name) => Err(unknown(name)),
+            Self::Refused(why) => Err(PyTypeError::new_err(why.clone())),
         }
     }
 
@@ -54,7 +59,7 @@ impl Given<'_> {
         match self {
             Self::Capsule(tensor) => tensor.shape().to_vec(),
             Self::Torch(_, shape) => shape.clone(),
-            Self::Unknown(_) => Vec::new(),
+            Self::Refused(_) => Vec::new(),
         }
     }
 
@@ -63,12 +68,17 @@ impl Given<'_> {
         match self {
             Self::Capsule(tensor) => tensor.buffer(),
             Self::Torch(buffer, _) => Ok(buffer),
-            Self::Unknown(name) => Err(unknown(&name)),
+            Self::Refused(why) => Err(PyTypeError::new_err(why)),
         }
     }
 }
 
-fn unknown(name: &str) -> PyErr {
-    let why = format!("a tensor of {name}; the engine takes float32, bfloat16 and float16");
-    PyTypeError::new_err(why)
+/// The tensor that a capsule holds, or why there is none.
+fn capsule<'py>(given: Borrowed<'_, 'py, PyAny>) -> Result<Given<'py>, String> {
+    if !given.is_instance_of::<PyCapsule>() {
+        let kind = given.get_type().name().map(|name| name.to_string()).unwrap_or_default();
+        return Err(format!("a `{kind}` is no dense tensor"));
+    }
+    let tensor = given.extract().map_err(|error: PyErr| error.value(given.py()).to_string())?;
+    Ok(Given::Capsule(tensor))
 }
