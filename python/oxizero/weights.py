@@ -173,6 +173,7 @@ class Weights:
     def _note(self):
         self._versions = [local(param)._version for param in self.params]
 
+
 def _check_memory(module):
     """Refuses a parameter that shares elements with another, or with a buffer: the engine would
     give it memory of its own."""
@@ -191,9 +192,15 @@ def _check_memory(module):
         )
     for held in spans.values():
         held.sort()
-        for (_, end, first, *of_first), (start, _, second, *of_second) in zip(held, held[1:]):
-            if start < end and any(of_first + of_second):
+        # Of all tensors so far, and of the parameters among them, the one that ends last.
+        last, last_param = (0, ""), (0, "")
+        for start, end, name, is_param in held:
+            reaching, first = last if is_param else last_param
+            if start < reaching:
                 raise ConfigError(
-                    f"{first} and {second} share memory, and the engine would separate them; "
+                    f"{first} and {name} share memory, and the engine would separate them; "
                     "assign one Parameter to both names, or clone one of them"
                 )
+            last = max(last, (end, name))
+            if is_param:
+                last_param = max(last_param, (end, name))

@@ -282,7 +282,26 @@ def viewed():
     return model
 
 
-@pytest.mark.parametrize("kind", [shared, viewed])
+def spanned():
+    """A buffer lies around the parameter, and one between the starts of both."""
+    model = nn.Module()
+    whole = torch.zeros(100)
+    model.register_buffer("a", whole)
+    model.register_buffer("between", whole[1:2])
+    model.b = nn.Parameter(whole[50:60])
+    return model
+
+
+def surrounded():
+    """A parameter lies around a buffer, after which another one begins."""
+    model = nn.Module()
+    whole = torch.zeros(100)
+    model.b = nn.Parameter(whole)
+    model.register_buffer("a", whole[50:60])
+    return model
+
+
+@pytest.mark.parametrize("kind", [shared, viewed, spanned, surrounded])
 def test_parameters_that_share_memory_are_refused(kind):
     with pytest.raises(oxizero.ConfigError, match="`[ab]` and .* `[ab]` share memory"):
         made(kind())
