@@ -6,13 +6,16 @@ import os
 import torch
 from torch.overrides import TorchFunctionMode
 
-from oxizero import pieces
+from oxizero import pieces, start, world
 from oxizero._oxizero import ConfigError
 
 # What is asked of a parameter without reading its elements.
 _OF_NO_ELEMENT = ("__get__", "__set__", "dim", "size", "numel", "nelement", "ndimension", "stride",
                   "element_size", "is_floating_point", "is_complex", "requires_grad_", "detach",
                   "untyped_storage", "register_hook", "__hash__", "__len__", "is_contiguous")
+
+# What depends on how many ranks have batches of their own, which the model will say.
+_OF_BATCHES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 # The outermost Init that is entered; those inside of it do nothing of their own.
 _active = None
@@ -137,12 +140,12 @@ def _classes(kind):
 
 
 def _dtype(config):
+    """What a configuration makes the weights; it is checked as `initialize` does."""
     if config is None:
         return None
     if not isinstance(config, dict):
         with open(os.fspath(config), encoding="utf-8") as file:
             config = json.load(file)
-    for name, dtype in {"bf16": torch.bfloat16, "fp16": torch.float16}.items():
-        if config.get(name, {}).get("enabled", False):
-            return dtype
-    return None
+    config = {name: value for name, value in config.items() if name not in _OF_BATCHES}
+    dtype = start.read_config(world.place().size, None, config).model_dtype
+    return dtype and getattr(torch, dtype)

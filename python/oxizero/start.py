@@ -51,7 +51,7 @@ def initialize(
         raise ConfigError("initialize(distributed_port=...) is refused: torchrun sets MASTER_PORT")
     pieces.settle(model)
     arrangement = splits.arrange(model, mesh_param, mpu)
-    read = _config(arrangement.batch_ranks, args, config, config_params)
+    read = read_config(arrangement.batch_ranks, args, config, config_params)
     client = _client(model, optimizer, model_parameters, read)
     wrapped = Optimizer(client)
     scheduler = _scheduler(wrapped, lr_scheduler, read)
@@ -62,7 +62,9 @@ def initialize(
     return engine, wrapped, engine.training_dataloader, scheduler
 
 
-def _config(batch_ranks, args, *given):
+def read_config(batch_ranks, args, *given):
+    """The one configuration among `given` and in `args`, for so many ranks with batches of their
+    own."""
     path = getattr(args, "deepspeed_config", None)
     given = [config for config in (*given, path) if config is not None]
     if len(given) != 1:

@@ -104,6 +104,14 @@ def halves(rank):
     with zero.Init(config_dict_or_path={"fp16": {"enabled": True}}):
         model = torch.nn.Linear(4, 4)
     assert model.weight.dtype == torch.float16
+    with zero.Init(config={"bfloat16": {"enabled": True}, "train_batch_size": 3}):
+        model = torch.nn.Linear(4, 4)
+    assert model.weight.dtype == torch.bfloat16
+    for enabled in ("auto", "yes"):
+        with pytest.raises(oxizero.ConfigError, match="bf16.enabled"):
+            zero.Init(config={"bf16": {"enabled": enabled}})
+    with pytest.raises(oxizero.ConfigError, match="true_batch_size"):
+        zero.Init(config={"true_batch_size": 1})
     whole = torch.nn.Linear(4, 4)
     expected = whole.weight.tolist()
     zero.Init(module=whole)
