@@ -24,7 +24,7 @@ def _ranks():
     """All ranks, who meet when the first parameter is sharded."""
     global _group
     if _group is None:
-        _group = _oxizero.Group(world.meeting())
+        _group = _oxizero.Ranks(world.meeting())
     return _group
 
 

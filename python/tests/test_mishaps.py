@@ -177,6 +177,26 @@ def test_a_gradient_that_somebody_sets_is_refused():
     assert engine.module.weight.tolist() == [[-1.0, -1.0]]
 
 
+def meets_in_a_fork(rank):
+    oxizero.comm.barrier()
+    if rank == 0:
+        if (child := os.fork()) == 0:
+            signal.alarm(5)
+            try:
+                oxizero.comm.barrier()
+            except oxizero.EngineError as error:
+                os._exit(7 if "forked from a rank's" in str(error) else 1)
+            os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    told = torch.tensor([rank])
+    oxizero.comm.all_reduce(told)
+    return told.item()
+
+
+def test_a_fork_takes_no_part_in_collectives(ranks):
+    assert ranks(2, meets_in_a_fork) == [1, 1]
+
+
 class Fails(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -370,6 +390,19 @@ def swapped(rank):
 def test_buffers_in_another_order_are_named(ranks):
     with pytest.raises(pytest.fail.Exception, match="rank 1 has another buffer .* `a torch.float"):
         ranks(2, swapped)
+
+
+def swapped_beside_parts(rank):
+    model = nn.Linear(2, 1)
+    oxizero.mark_split(model.weight, 1, [0, 1] if rank < 2 else [2, 3])
+    for name in ("a", "b") if rank < 3 else ("b", "a"):
+        model.register_buffer(name, torch.ones(2 if name == "a" else 3))
+    made(model)
+
+
+def test_ranks_that_hold_the_same_parts_are_named_as_in_the_world(ranks):
+    with pytest.raises(pytest.fail.Exception, match="rank 3 has another buffer than rank 1"):
+        ranks(4, swapped_beside_parts)
 
 
 def expanded(rank):

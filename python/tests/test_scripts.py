@@ -112,6 +112,19 @@ def test_collectives_need_no_torch_distributed(ranks):
     assert ranks(3, collectives) == [EXPECTED] * 3
 
 
+def of_any_dtype(rank):
+    for name in ("bool", "uint8", "int16", "int64", "bfloat16", "float64", "complex128"):
+        for shape in ((), (0,), (3,), (2, 5)):
+            sent = [torch.full(shape, r % 2, dtype=getattr(torch, name)) for r in range(3)]
+            told = [torch.empty_like(one) for one in sent]
+            comm.all_gather(told, sent[rank])
+            assert all(map(torch.equal, told, sent)), (name, shape)
+
+
+def test_collectives_take_tensors_of_any_dtype_and_shape(ranks):
+    ranks(3, of_any_dtype)
+
+
 def of_torch(rank):
     torch.distributed.init_process_group("gloo")
     told = collectives(rank)

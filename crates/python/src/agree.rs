@@ -2,10 +2,10 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use oxizero::comm::{CommError, Communicator};
+use oxizero::comm::CommError;
 use pyo3::prelude::*;
 
-use crate::arrangement::alike;
+use crate::arrangement::{Alike, alike};
 use crate::engine::Engine;
 use crate::error;
 
@@ -14,36 +14,39 @@ impl Engine {
     /// Refuses to go on unless the ranks that hold the same of every parameter tell the same list
     /// of buffers; a collective call.
     fn agree(&self, py: Python<'_>, buffers: Vec<String>) -> PyResult<()> {
-        let differs = self.run(py, |engine| Ok(differing(alike(engine)?.comm(), &buffers)?))?;
+        let differs = self.run(py, |engine| Ok(differing(&alike(engine)?, &buffers)?))?;
         differs.map_or(Ok(()), |differs| Err(error::engine(differs)))
     }
 }
 
 /// What differs, where not all ranks tell the same list.
-fn differing(comm: &dyn Communicator, told: &[String]) -> Result<Option<String>, CommError> {
+fn differing(alike: &Alike<'_>, told: &[String]) -> Result<Option<String>, CommError> {
     let hash = |one: &String| {
         let mut hasher = DefaultHasher::new();
         one.hash(&mut hasher);
         hasher.finish().to_le_bytes()
     };
+    let comm = alike.comm();
     let counts = comm.exchange(&told.len().to_le_bytes())?;
-    if let Some(rank) = counts.iter().position(|count| *count != counts[0]) {
-        let [first, other] = [0, rank].map(|rank| {
-            let count = counts[rank].first_chunk().copied().unwrap_or_default();
+    if let Some(place) = counts.iter().position(|count| *count != counts[0]) {
+        let [first, other] = [0, place].map(|place| {
+            let count = counts[place].first_chunk().copied().unwrap_or_default();
             usize::from_le_bytes(count)
         });
+        let (one, another) = (alike.rank(0), alike.rank(place));
         return Ok(Some(format!(
-            "rank 0 has {first} buffers, and rank {rank} {other}; all ranks have the same"
+            "rank {one} has {first} buffers, and rank {another} {other}; all ranks have the same"
         )));
     }
     let hashes: Vec<u8> = told.iter().flat_map(hash).collect();
     let all = comm.exchange(&hashes)?;
     let differs = |(at, one): (usize, &String)| {
         let at = 8 * at..8 * (at + 1);
-        let rank = all.iter().position(|other| other[at.clone()] != all[0][at.clone()])?;
+        let place = all.iter().position(|other| other[at.clone()] != all[0][at.clone()])?;
+        let (first, rank) = (alike.rank(0), alike.rank(place));
         Some(format!(
-            "rank {rank} has another buffer than rank 0 in place of `{one}`; all ranks have the \
-             same buffers, in the same order"
+            "rank {rank} has another buffer than rank {first} in place of `{one}`; all ranks have \
+             the same buffers, in the same order"
         ))
     };
     Ok(told.iter().enumerate().find_map(differs))

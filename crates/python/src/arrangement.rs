@@ -1,7 +1,7 @@
 //! How the ranks are arranged, as Python sees it.
 
 use oxizero::comm::Communicator;
-use oxizero::{Axes, EngineError, Mesh, Rank};
+use oxizero::{Axes, EngineError, Mesh, ProcessGroup, Rank};
 use oxizero_core::{Holds, Mark};
 use pyo3::FromPyObject;
 use pyo3::exceptions::PyValueError;
@@ -104,20 +104,28 @@ pub(crate) fn alike(engine: &oxizero::Engine) -> Result<Alike<'_>, EngineError> 
         return Ok(Alike::All(world));
     }
     let group = mesh.group(mesh.without(parts), world.rank());
-    Ok(Alike::Some(world.split(&group)?))
+    Ok(Alike::Some(world.split(&group)?, group))
 }
 
 /// A communicator of all ranks, or of some.
 pub(crate) enum Alike<'a> {
     All(&'a dyn Communicator),
-    Some(Box<dyn Communicator>),
+    Some(Box<dyn Communicator>, ProcessGroup),
 }
 
 impl Alike<'_> {
     pub(crate) fn comm(&self) -> &dyn Communicator {
         match self {
             Self::All(comm) => *comm,
-            Self::Some(comm) => &**comm,
+            Self::Some(comm, _) => &**comm,
+        }
+    }
+
+    /// The rank at a place among them, as it is numbered in the world.
+    pub(crate) fn rank(&self, place: usize) -> Rank {
+        match self {
+            Self::All(_) => Rank(place),
+            Self::Some(_, group) => group.ranks()[place],
         }
     }
 }

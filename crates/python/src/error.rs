@@ -46,7 +46,7 @@ pub(crate) fn engine(why: String) -> PyErr {
 pub(crate) fn forked() -> PyErr {
     EngineError::new_err(
         "this process was forked from a rank's, and is none itself: only the rank may call its \
-         engine",
+         engine and oxizero.comm",
     )
 }
 

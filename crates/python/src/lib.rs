@@ -14,7 +14,6 @@ mod engine;
 mod error;
 mod gathered;
 mod given;
-mod group;
 mod launch;
 mod one_call;
 mod optimizer;
@@ -39,8 +38,6 @@ mod _oxizero {
     use crate::engine::Engine;
     #[pymodule_export]
     use crate::error::{CommError, ConfigError, EngineError};
-    #[pymodule_export]
-    use crate::group::Group;
     #[pymodule_export]
     use crate::launch::command;
     #[pymodule_export]
