@@ -99,9 +99,11 @@ class Engine(Clipping, Later, torch.nn.Module):
     def forward(self, *args, **kwargs):
         """The model's forward."""
         self._weights.check(self._core)
-        if self._in_pass and torch._C._current_graph_task_id() == -1:
+        # A backward that was not the engine's own has failed, if one of these is still set.
+        is_left = self._in_pass or self._pass_scale is not None
+        if is_left and torch._C._current_graph_task_id() == -1:
+            self._pass_failed = self._pass_failed or self._in_pass
             self._forget_pass()
-            self._pass_failed = True
         return self.module(*args, **kwargs)
 
     def scale(self, loss):
@@ -119,8 +121,9 @@ class Engine(Clipping, Later, torch.nn.Module):
         try:
             self.scale(loss).backward(retain_graph=retain_graph)
         except BaseException:
+            # In stage 3 a part may have been reduced before there was a gradient.
+            self._pass_failed = self._in_pass or self._pass_ended or self._sharded is not None
             self._forget_pass()
-            self._pass_failed = True
             raise
         if not self._pass_ended:
             self._end_pass()

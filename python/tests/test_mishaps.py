@@ -510,3 +510,39 @@ def written(rank, stage):
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_ranks_that_write_differently_hear_of_it(ranks, stage):
     ranks(2, written, stage)
+
+
+class Raises(torch.autograd.Function):
+    """The loss's own backward fails, before there is a gradient."""
+
+    @staticmethod
+    def forward(ctx, loss):
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise ZeroDivisionError
+
+
+def test_a_backward_that_fails_before_a_gradient_leaves_no_scale():
+    engine = made(fp16={"enabled": True, "initial_scale_power": 4})
+    x = torch.ones(1, 2, dtype=torch.half)
+    with pytest.raises(ZeroDivisionError):
+        engine.scale(Raises.apply(engine(x).sum())).backward()
+    loss = engine(x).sum()
+    with pytest.raises(oxizero.EngineError, match="not multiplied by the loss scale"):
+        loss.backward()
+    engine.backward(engine(x).sum())
+    engine.step()
+
+
+@pytest.mark.parametrize("fails", [lambda loss: loss.detach(), Raises.apply])
+def test_a_backward_that_fails_before_a_gradient_has_contributed_nothing(fails):
+    engine = made(gradient_accumulation_steps=2)
+    x = torch.ones(1, 2)
+    for _ in range(2):
+        with pytest.raises((RuntimeError, ZeroDivisionError)):
+            engine.backward(fails(engine(x).sum()))
+        engine.backward(engine(x).sum())
+        engine.step()
+    assert engine.module.weight.tolist() == [[-1.0, -1.0]]
