@@ -177,26 +177,6 @@ def test_a_gradient_that_somebody_sets_is_refused():
     assert engine.module.weight.tolist() == [[-1.0, -1.0]]
 
 
-def meets_in_a_fork(rank):
-    oxizero.comm.barrier()
-    if rank == 0:
-        if (child := os.fork()) == 0:
-            signal.alarm(5)
-            try:
-                oxizero.comm.barrier()
-            except oxizero.EngineError as error:
-                os._exit(7 if "forked from a rank's" in str(error) else 1)
-            os._exit(2)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    told = torch.tensor([rank])
-    oxizero.comm.all_reduce(told)
-    return told.item()
-
-
-def test_a_fork_takes_no_part_in_collectives(ranks):
-    assert ranks(2, meets_in_a_fork) == [1, 1]
-
-
 class Fails(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -123,6 +124,26 @@ def of_any_dtype(rank):
 
 def test_collectives_take_tensors_of_any_dtype_and_shape(ranks):
     ranks(3, of_any_dtype)
+
+
+def meets_in_a_fork(rank):
+    comm.barrier()
+    if rank == 0:
+        if (child := os.fork()) == 0:
+            signal.alarm(5)
+            try:
+                comm.barrier()
+            except oxizero.EngineError as error:
+                os._exit(7 if "forked from a rank's" in str(error) else 1)
+            os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    told = torch.tensor([rank])
+    comm.all_reduce(told)
+    return told.item()
+
+
+def test_a_fork_takes_no_part_in_collectives(ranks):
+    assert ranks(2, meets_in_a_fork) == [1, 1]
 
 
 def of_torch(rank):

@@ -276,7 +276,7 @@ def fails_on_one(rank, operation, in_parts):
     return str(raised.value)
 
 
-@pytest.mark.parametrize("operation", ["tree_sum", "measure"])
+@pytest.mark.parametrize("operation", ["cast", "tree_sum", "measure"])
 @pytest.mark.parametrize("in_parts", [False, True], ids=["whole", "in_parts"])
 def test_an_operation_that_fails_on_one_rank_is_told_to_the_others(ranks, operation, in_parts):
     first, second, *others = ranks(4 if in_parts else 2, fails_on_one, operation, in_parts)
