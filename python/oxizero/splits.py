@@ -73,13 +73,21 @@ def arrange(module, mesh_param=None, mpu=None):
     """How the ranks are arranged so that all that a module's parameters say is true."""
     _refuse_wrapped(module)
     here = world.place()
-    groups = _Groups(mesh_param, mpu)
-    marks = groups.of_all()
-    for name, param in module.named_parameters():
-        for holds, dim, ranks in _said(name, param, groups):
-            marks.append({"param": name, "holds": holds, "dim": dim, "ranks": ranks})
-    arrangement = _oxizero.Arrangement(here.rank, here.size, marks)
-    groups.check(arrangement)
+    try:
+        groups = _Groups(mesh_param, mpu)
+        marks = groups.of_all()
+        for name, param in module.named_parameters():
+            for holds, dim, ranks in _said(name, param, groups):
+                marks.append({"param": name, "holds": holds, "dim": dim, "ranks": ranks})
+        arrangement = _oxizero.Arrangement(here.rank, here.size, marks)
+        groups.check(arrangement)
+    except ConfigError as error:
+        if here.size > 1:
+            error.add_note(
+                f"This was found on rank {here.rank}; ranks on which nothing is wrong wait for it "
+                "until their timeout, unless its process ends."
+            )
+        raise
     return arrangement
 
 
@@ -215,11 +223,14 @@ class _Groups:
         if hasattr(group, "rank"):
             return torch.distributed.get_process_group_ranks(group)
         try:
-            return [int(rank) for rank in group]
+            ranks = [int(rank) for rank in group]
         except (TypeError, ValueError):
             raise ConfigError(
                 f"{what} = {group!r} is neither a process group, nor a list of ranks, nor a name"
             ) from None
+        if min(ranks, default=0) < 0:
+            raise ConfigError(f"{what} = {ranks} has a negative rank; ranks are counted from 0")
+        return ranks
 
     def check(self, arrangement):
         """Refuses an arrangement that is not the mpu's."""

@@ -306,13 +306,16 @@ def refusals(rank):
     for group, why in [
         ([0, 1, 3], "equal distance"), ([0, 1, 2], "tile the 4"), ([0, 5], "no rank 5"),
         ([1, 2], "rank 0"), ([], "rank 0"), ("tp", "no dimension of mesh_param"),
-        (7, "neither a process group"),
+        (7, "neither a process group"), ([-1, 0], "negative rank"), ([1], "rank 0"),
     ]:
         refused(f"`a`.*{why}", marked(("a", split, 0, group)))
     refused("split of `a`.*expert of `b`.*different", marked(
         ("a", split, 0, [0, 1]), ("b", expert, [0, 1])))
     refused("split of `a`.*expert of `b`.*overlap", marked(
         ("a", split, 0, [0, 1]), ("b", expert, [0, 1, 2, 3])))
+    with pytest.raises(oxizero.ConfigError) as told:
+        start(marked(("a", split, 0, [1])), 1)
+    assert "found on rank 0; ranks on which nothing is wrong wait" in told.value.__notes__[0]
     with pytest.raises(oxizero.ConfigError, match="axis = 2"):
         split(Two().a, 2, [0, 1])
     model = Two()

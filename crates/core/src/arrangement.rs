@@ -105,14 +105,19 @@ impl Mark {
         Err(ConfigError::Conflict { first, second, advice: advice.into() })
     }
 
-    /// The group as an axis.
-    fn span(&self, world_size: WorldSize, rank: Rank) -> Result<Span<'_>, ConfigError> {
+    /// Refuses ranks that do not exist, and a group that is another rank's.
+    fn check(&self, world_size: WorldSize, rank: Rank) -> Result<(), ConfigError> {
         if !self.ranks.contains(&rank) {
             return self.refuse(format!("a group with rank {rank}, which marks it, in it"));
         }
         if let Some(last) = self.ranks.iter().max().filter(|last| last.0 >= world_size.get()) {
             return self.refuse(format!("ranks below {world_size}; there is no rank {last}"));
         }
+        Ok(())
+    }
+
+    /// The group as an axis.
+    fn span(&self) -> Result<Span<'_>, ConfigError> {
         let strides = self.ranks.windows(2).map(|pair| pair[1].0.checked_sub(pair[0].0));
         let strides: Vec<_> = strides.collect();
         let stride = match strides.first() {
@@ -135,9 +140,10 @@ impl Arrangement {
     ///
     /// Where there is no such mesh: an error that names a parameter and its group, or two of them.
     pub fn new(world_size: WorldSize, rank: Rank, marks: &[Mark]) -> Result<Self, ConfigError> {
+        marks.iter().try_for_each(|mark| mark.check(world_size, rank))?;
         let mut spans: Vec<Span<'_>> = Vec::new();
-        for mark in marks.iter().filter(|mark| mark.ranks.len() != 1) {
-            let span = mark.span(world_size, rank)?;
+        for mark in marks.iter().filter(|mark| mark.ranks.len() > 1) {
+            let span = mark.span()?;
             let known = spans.iter().find(|known| known.is_like(&span));
             match known {
                 None => spans.push(span),
@@ -154,15 +160,17 @@ impl Arrangement {
         spans.sort_by_key(|span| span.stride);
         let mesh = Mesh::new(axes(world_size, &spans)?)?;
         let mut along: Vec<(Option<String>, usize, Along)> = Vec::new();
-        for mark in marks.iter().filter(|mark| mark.ranks.len() != 1) {
+        for mark in marks.iter().filter(|mark| mark.ranks.len() > 1) {
             let axis = axis_of(&mesh, mark, rank)?;
-            let twice = |(param, at, what): &&(Option<String>, usize, Along)| {
-                *param == mark.param && *at == axis && *what != mark.holds.along()
-            };
-            if along.iter().any(|known| twice(&known)) {
-                return mark.refuse("one mark of a parameter for each group");
+            let what = mark.holds.along();
+            let mut known =
+                along.iter().filter(|(param, at, _)| (param, *at) == (&mark.param, axis));
+            match known.next() {
+                None => along.push((mark.param.clone(), axis, what)),
+                // The same, said again.
+                Some((.., known)) if *known == what => {}
+                Some(_) => return mark.refuse("one mark of a parameter for each group"),
             }
-            along.push((mark.param.clone(), axis, mark.holds.along()));
         }
         Ok(Self { mesh, along })
     }
@@ -284,6 +292,10 @@ mod tests {
         );
         // A group of one rank says nothing.
         assert_eq!(arranged(3, 1, &[mark("p", &[1], SPLIT)]).unwrap(), alone);
+        for ranks in [[1].as_slice(), &[7]] {
+            let told = arranged(3, 0, &[mark("p", ranks, SPLIT)]).unwrap_err().to_string();
+            assert!(told.contains("a group with rank 0, which marks it, in it"), "{told}");
+        }
         assert_eq!(axes(&arranged(1, 0, &[]).unwrap()), named(&[("data", 1)]));
     }
 
@@ -311,6 +323,15 @@ mod tests {
         ];
         let along = arranged(4, 0, &marks).unwrap().along("p");
         assert_eq!(along, [Along::Split { dim: 1 }, Along::Split { dim: 0 }]);
+    }
+
+    #[test]
+    fn a_mark_that_is_repeated_says_nothing_new() {
+        for holds in [SPLIT, Holds::Expert] {
+            let once = mark("p", &[2, 3], holds);
+            let expected = arranged(4, 2, std::slice::from_ref(&once)).unwrap();
+            assert_eq!(arranged(4, 2, &[once.clone(), once]).unwrap(), expected);
+        }
     }
 
     #[test]
