@@ -79,12 +79,16 @@ fn read(mut words: impl Iterator<Item = OsString>) -> Result<Option<Launch>, Str
     Ok(Some(Launch { ranks, prefix, grace, program, arguments: words.collect() }))
 }
 
-/// An option, and the value that hangs on it with `=`.
+/// An option, and the value that hangs on it: with `=`, or as in `-n2`.
 fn split(word: &OsStr) -> (String, Option<OsString>) {
     let text = word.to_string_lossy();
-    match text.split_once('=') {
-        Some((option, value)) if text.starts_with("--") => (option.into(), Some(value.into())),
-        _ => (text.into_owned(), None),
+    let hanging = match text.strip_prefix("-n") {
+        Some(value) if !value.is_empty() => Some(("-n", value)),
+        _ => text.split_once('=').filter(|_| text.starts_with("--")),
+    };
+    match hanging {
+        Some((option, value)) => (option.into(), Some(value.into())),
+        None => (text.into_owned(), None),
     }
 }
 
@@ -139,6 +143,9 @@ mod tests {
         let launched = launch("--ranks=3 -- sh -c true");
         assert_eq!(launched.program, Program::Command("sh".into()));
         assert_eq!(launched.arguments, ["-c", "true"]);
+        let launched = launch("-n2 -m package -n3");
+        assert_eq!((launched.ranks, launched.program), (2, Program::Module("package".into())));
+        assert_eq!(launched.arguments, ["-n3"]);
         assert_eq!(parsed("-n 2 --help"), Ok(None));
         let after = launch("-n 2 -- train --help");
         assert_eq!(after.arguments, ["--help"]);
@@ -151,6 +158,7 @@ mod tests {
             ("-n", "-n wants a value"),
             ("-n 0 -m x", "-n 0: not a number of 1 or more"),
             ("-n two -m x", "-n two: not a number"),
+            ("-n0 -m x", "-n 0: not a number of 1 or more"),
             ("-m x", "write -n and a number"),
             ("-n 2 --", "no command after `--`"),
             ("-n 2 --grace -1 -m x", "--grace -1: not a number of seconds"),

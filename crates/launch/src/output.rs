@@ -82,9 +82,9 @@ impl Lines {
         Ok(())
     }
 
-    /// Passes on a line that has no end; others' lines are not to go on in it.
+    /// Passes on a line that has no end, with one: others' lines are not to go on in it.
     fn end(&mut self, to: &mut impl Write) -> io::Result<()> {
-        if !self.begun.is_empty() && !self.prefix.is_empty() {
+        if !self.begun.is_empty() {
             self.begun.push(b'\n');
         }
         self.write(to)
@@ -182,6 +182,8 @@ mod tests {
         lines.pass(b"a\nb", &mut written).unwrap();
         assert_eq!(written, b"a\n");
         lines.end(&mut written).unwrap();
-        assert_eq!(written, b"a\nb");
+        assert_eq!(written, b"a\nb\n");
+        lines.end(&mut written).unwrap();
+        assert_eq!(written, b"a\nb\n");
     }
 }
