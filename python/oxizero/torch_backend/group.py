@@ -6,7 +6,6 @@ is not read for it.
 """
 
 import time
-import weakref
 from datetime import timedelta
 
 import torch
@@ -27,7 +26,10 @@ class Group:
         self._rank, self._ranks = rank, list(ranks)
         self._device, self._timeout = device, timeout
         self._control = self._data = None
-        self._splits = weakref.WeakSet()
+        # By ranks. Torch names a group after its ranks and the number of groups that are alive: one
+        # that is destroyed and made again would meet what the store has of the first.
+        self._splits = {}
+        self._is_split = False
         if len(self._ranks) > 1:
             self._control = self._new("gloo")
             self._data = self._control if device.type == "cpu" else self._new(_backend(device))
@@ -66,14 +68,18 @@ class Group:
 
     def split(self, ranks):
         """The group of some members, which all of them ask for."""
-        made = Group(self._rank, ranks, self._device, self._timeout)
-        self._splits.add(made)
+        made = self._splits.get(tuple(ranks))
+        if made is None:
+            made = self._splits[tuple(ranks)] = Group(
+                self._rank, ranks, self._device, self._timeout
+            )
+            made._is_split = True
         return made
 
     def abort(self, rank, why):
         """Tells the others why this rank gives up, and lets their operations fail, in this group
         and in those that were split from it."""
-        for group in (self, *self._splits):
+        for group in (self, *self._splits.values()):
             group._leave_word(f"aborted {rank}: {why}")
             group._disconnect()
 
@@ -100,7 +106,14 @@ class Group:
         return "late" if late else "dead", silent[0], text
 
     def close(self):
-        """Leaves the group: operations of the others that wait for this rank fail."""
+        """Leaves the group: operations of the others that wait for this rank fail. A group that was
+        split from another lives as long as that one."""
+        if not self._is_split:
+            self._end()
+
+    def _end(self):
+        for made in self._splits.values():
+            made._end()
         for group in {self._data, self._control} - {None}:
             if distributed.is_initialized():
                 distributed.destroy_process_group(group)
@@ -121,7 +134,7 @@ class Group:
         for group in {self._data, self._control} - {None}:
             # What runs on a device; gloo has nothing to abort.
             getattr(group, "abort", lambda: None)()
-        self.close()
+        self._end()
 
     def _leave_word(self, word):
         try:
