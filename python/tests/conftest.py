@@ -1,5 +1,6 @@
 """Ranks for tests: forks of the test's process, so that torch is imported once."""
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
@@ -8,6 +9,9 @@ import traceback
 
 import pytest
 import torch
+
+# Seconds after which a rank of a test hangs.
+LONGEST = 300
 
 torch.set_num_threads(1)
 # With the first optimizer torch imports much more of itself: here, and not in every rank.
@@ -30,6 +34,8 @@ def _child(pipe, rank, size, port, test, args):
         "MASTER_PORT": str(port),
     }
     torch.set_num_threads(1)
+    # Shows where every thread is, and exits with 1.
+    faulthandler.dump_traceback_later(LONGEST, exit=True)
     try:
         told = (True, test(rank, *args))
     except BaseException:
@@ -57,9 +63,11 @@ def run_ranks(size, test, *args):
         except EOFError:
             fine, result = True, None  # it ended on purpose, or the others tell
         results.append(result)
+        process.join(60)
+        if result is None and process.exitcode == 1:
+            fine, result = False, f"it did not end within {LONGEST} seconds"
         if not fine:
             failures.append(f"rank {rank}:\n{result}")
-        process.join(60)
     if failures:
         pytest.fail("\n".join(failures), pytrace=False)
     return results
