@@ -151,6 +151,15 @@ pub(crate) fn stage(text: &str) -> Result<Stage, String> {
     Stage::try_from(number)
 }
 
+/// Reads what a rank is, for clap.
+pub(crate) fn launch(text: &str) -> Result<Launch, String> {
+    match text {
+        "processes" => Ok(Launch::Processes),
+        "threads" => Ok(Launch::Threads),
+        _ => Err("allowed: processes, threads".into()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -103,10 +103,32 @@ fn memory_stays_below_its_bound_but_for_what_the_allocator_leaves_between() {
 }
 
 #[test]
-fn a_model_that_no_memory_holds_is_refused_before_any_is_asked_for() {
-    let output = Place::new().run("bench memory --params 70368744177664 --rounds 1");
-    assert_eq!(output.status.code(), Some(1));
-    let error = String::from_utf8(output.stderr).unwrap();
-    assert!(error.contains("`params = 70368744177664`"), "{error}");
-    assert!(error.contains(" are planned, and "), "{error}");
+fn what_no_machine_can_do_is_refused_before_a_rank_is_started() {
+    let place = Place::new();
+    for (words, expected) in [
+        ("gradients --params 70368744177664", "`params = 70368744177664`"),
+        ("memory --params 70368744177664", "`params = 70368744177664`"),
+        ("optimizer --params 70368744177664", "`params = 70368744177664`"),
+        ("collectives --sizes 4KiB,1024GiB", "`sizes = 1024GiB`"),
+        ("collectives --ranks 65", "`run.ranks = 65`"),
+        ("memory --launch threads", "`launch = threads`"),
+    ] {
+        let output = place.run(&format!("bench {words} --rounds 1"));
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{words}: {error}");
+        assert!(error.contains(expected) && error.lines().count() == 1, "{words}: {error}");
+        assert!(!expected.contains("00") || error.contains(" are available"), "{error}");
+    }
+    for words in [
+        "gradients --params 18446744073709551615",
+        "optimizer --params 99999999999999999999",
+        "optimizer --rule lion",
+        "collectives --sizes 1TiB",
+        "collectives --sizes 4KiB,",
+        "collectives --rounds 1000000",
+        "collectives --launch fork",
+    ] {
+        let output = place.run(&format!("bench {words}"));
+        assert_eq!(output.status.code(), Some(2), "{words}");
+    }
 }

@@ -15,7 +15,7 @@ pub(crate) struct Clock {
 #[derive(Debug)]
 struct Timed {
     name: String,
-    reference: &'static str,
+    reference: String,
     seconds: Vec<f64>,
 }
 
@@ -32,25 +32,30 @@ impl Lap {
 }
 
 impl Clock {
-    /// Waits for all ranks, and keeps how long the slowest took. `reference` names what the time is
-    /// to be compared with.
+    /// Waits for all ranks, and keeps how many seconds the slowest took, which it returns.
+    /// `reference` names what the time is to be compared with.
     pub(crate) fn stop(
         &mut self,
         lap: Lap,
         name: &str,
-        reference: &'static str,
+        reference: &str,
         comm: &dyn Communicator,
-    ) -> Result<(), CommError> {
+    ) -> Result<f64, CommError> {
         comm.barrier()?;
         let seconds = lap.0.elapsed().as_secs_f64();
+        self.keep(name, reference, seconds);
+        Ok(seconds)
+    }
+
+    /// Keeps a time that was measured otherwise.
+    pub(crate) fn keep(&mut self, name: &str, reference: &str, seconds: f64) {
         match self.timed.iter_mut().find(|timed| timed.name == name) {
             Some(timed) => timed.seconds.push(seconds),
             None => {
-                let name = name.to_owned();
+                let (name, reference) = (name.to_owned(), reference.to_owned());
                 self.timed.push(Timed { name, reference, seconds: vec![seconds] });
             }
         }
-        Ok(())
     }
 
     /// The medians, without hashes.
@@ -70,7 +75,7 @@ impl Clock {
                 ranks,
                 median,
                 unit: "s",
-                reference: timed.reference,
+                reference: timed.reference.clone(),
                 ratio: median / reference(timed),
                 hash: None,
             }
@@ -105,7 +110,7 @@ mod tests {
     fn ratios_are_over_the_median_of_the_reference() {
         let timed = |name: &str, seconds: &[f64]| Timed {
             name: name.into(),
-            reference: "memcpy",
+            reference: "memcpy".into(),
             seconds: seconds.to_vec(),
         };
         let timed = vec![timed("memcpy", &[1.0, 9.0, 2.0]), timed("a", &[3.0, 3.0, 0.0])];

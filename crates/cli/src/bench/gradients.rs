@@ -8,20 +8,20 @@
 use std::hint::black_box;
 
 use clap::Args;
-use oxizero::{
-    Engine, EngineOptions, GradIn, GradView, GroupOptions, ModelGrads, OptimizerSetup, Scope,
-};
+use oxizero::{Engine, EngineOptions, GradView, GroupOptions, ModelGrads, OptimizerSetup, Scope};
 use oxizero_comm::Communicator;
-use oxizero_core::{DType, LossScale, ParamId, Precision, ProcessGroup, Stage, UnitId, WorldSize};
+use oxizero_core::config::Launch;
+use oxizero_core::{Bytes, DType, ParamId, Precision, ProcessGroup, Stage, WorldSize};
 use oxizero_optim::{LrSchedule, Momentum, Sgd};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use super::clock::{Clock, Lap};
 use super::known::Known;
-use super::model;
+use super::micro_batch::{Given, MicroBatch};
 use super::rows::Row;
+use super::{Benchmark, hash, model, room};
 use crate::args;
+use crate::error::CliError;
 use crate::rank::RankError;
 
 /// What is read.
@@ -44,19 +44,21 @@ const TENSORS: [usize; 2] = [150, 1500];
 const MEMCPY: &str = "memcpy";
 const MEMCPY_FRESH: &str = "memcpy/fresh";
 
-impl Gradients {
-    /// What is benched, in words.
-    pub(crate) fn title(&self) -> String {
+/// A rank's least, a parameter: two copies, and what is read of each model.
+const BYTES_A_PARAM: usize = (2 + TENSORS.len()) * size_of::<f32>();
+
+impl Benchmark for Gradients {
+    fn title(&self) -> String {
         let Self { params, dtype, stage } = self;
         format!("gradients: {params} parameters, {dtype}; ZeRO stage {}", u8::from(*stage))
     }
 
-    /// Every rank calls it; returns the same names and hashes on each.
-    pub(crate) fn run(
-        &self,
-        rounds: usize,
-        comm: &dyn Communicator,
-    ) -> Result<Vec<Row>, RankError> {
+    fn check_before(&self, world_size: WorldSize, _: Launch) -> Result<(), CliError> {
+        let least = Bytes(self.params * BYTES_A_PARAM) * world_size.get();
+        room::check("params", &self.params, least)
+    }
+
+    fn run(&self, rounds: usize, comm: &dyn Communicator) -> Result<Vec<Row>, RankError> {
         let subject = |tensors| Subject::new(self, tensors, comm);
         let mut subjects = TENSORS.into_iter().map(subject).collect::<Result<Vec<_>, _>>()?;
         let mut copies = Copies::new(self.params);
@@ -115,6 +117,7 @@ struct Subject {
     tensors: usize,
     dtype: DType,
     engine: Engine,
+    micro_batch: MicroBatch,
     known: Known,
     refilled: ModelGrads,
 }
@@ -128,8 +131,8 @@ impl Subject {
         let Gradients { params, dtype, stage } = *gradients;
         let specs = model::specs(params, tensors, dtype);
         let longest = specs.iter().map(|spec| spec.numel().0).max().unwrap_or(0);
-        let order = specs.last().map_or(0, |spec| spec.unit.0 + 1);
-        let order = (0..order).map(UnitId).collect();
+        let micro_batch = MicroBatch::new(&specs);
+        let order = micro_batch.order();
         let options = EngineOptions::new(stage, Precision::of_model(dtype));
         let optimizer = OptimizerSetup {
             rule: Box::new(Sgd::new(Momentum::None).expect("plain descent has no numbers")),
@@ -139,7 +142,8 @@ impl Subject {
         let comm = comm.split(&ProcessGroup::world(comm.world_size()))?;
         let engine = Engine::new(specs, order, options, optimizer, comm, &mut |_, _| ())?;
         let known = Known::new(tensors, longest);
-        Ok(Self { tensors, dtype, engine, known, refilled: ModelGrads::default() })
+        let refilled = ModelGrads::default();
+        Ok(Self { tensors, dtype, engine, micro_batch, known, refilled })
     }
 
     /// One window, read in every way. What was read is checked.
@@ -186,24 +190,11 @@ impl Subject {
         self.check(&grads, round, "fresh")
     }
 
-    /// A micro-batch, without the model's arithmetic.
     fn backward(&mut self, round: usize) -> Result<(), RankError> {
-        let engine = &mut self.engine;
-        let given = self.known.given(engine.communicator().rank(), round, self.dtype);
-        let units = engine.params().last().map_or(0, |spec| spec.unit.0 + 1);
-        for unit in (0..units).map(UnitId) {
-            engine.pre_forward(unit)?;
-            engine.post_forward(unit)?;
-        }
-        for unit in (0..units).rev().map(UnitId) {
-            engine.pre_backward(unit)?;
-            for param in engine.unit_params(unit)?.to_vec() {
-                let values = given.of(param.0, engine.params()[param.0].numel());
-                engine.grad_ready(param, GradIn { values, loss_scale: LossScale::ONE })?;
-            }
-            engine.post_backward(unit)?;
-        }
-        Ok(engine.backward_end()?)
+        let rank = self.engine.communicator().rank();
+        let given = self.known.given(rank, round, self.dtype);
+        let gradient = |of: &Given| given.of(of.param.0, of.numel);
+        Ok(self.micro_batch.run(&mut self.engine, gradient)?)
     }
 
     fn stop(
@@ -211,10 +202,11 @@ impl Subject {
         clock: &mut Clock,
         lap: Lap,
         what: &str,
-        reference: &'static str,
+        reference: &str,
     ) -> Result<(), RankError> {
         let name = format!("{what}/{}", self.tensors);
-        Ok(clock.stop(lap, &name, reference, self.engine.communicator())?)
+        clock.stop(lap, &name, reference, self.engine.communicator())?;
+        Ok(())
     }
 
     fn check(&self, grads: &ModelGrads, round: usize, what: &str) -> Result<(), RankError> {
@@ -250,17 +242,8 @@ impl Subject {
 
     /// Of the gradients that were read last, in the order of the parameters; compared across ranks.
     fn hash(&self) -> Result<String, RankError> {
-        let mut hash = Sha256::new();
-        self.refilled.iter().for_each(|(_, values)| hash.update(values.bytes()));
-        let hash = hash.finalize();
-        let told = self.engine.communicator().exchange(&hash)?;
-        match told.iter().position(|other| other[..] != hash[..]) {
-            Some(rank) => {
-                let why =
-                    format!("gradients in {} tensors differ from rank {rank}'s", self.tensors);
-                Err(RankError::Contents(why))
-            }
-            None => Ok(hash.iter().map(|byte| format!("{byte:02x}")).collect()),
-        }
+        let hash = hash::of(self.refilled.iter().map(|(_, values)| values.bytes()));
+        let what = format!("gradients in {} tensors", self.tensors);
+        hash::same(&hash, &what, self.engine.communicator())
     }
 }

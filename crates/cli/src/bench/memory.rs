@@ -7,22 +7,24 @@
 use std::io;
 
 use clap::Args;
-use oxizero::{
-    Engine, EngineError, EngineOptions, GradIn, GroupOptions, OptimizerSetup, StepOutcome,
-};
+use oxizero::{Engine, EngineOptions, GroupOptions, OptimizerSetup, StepOutcome};
 use oxizero_comm::Communicator;
+use oxizero_comm::shm::Replicas;
+use oxizero_core::config::Launch;
 use oxizero_core::{
-    Bytes, ConfigError, DType, LossScale, Numel, ParamSpec, Placement, Precision, ProcessGroup,
-    Stage, UnitId, WorldSize,
+    Bytes, ConfigError, DType, Numel, ParamSpec, Placement, Precision, ProcessGroup, Stage, UnitId,
+    WorldSize,
 };
 use oxizero_device::{Buffer, View, kernels};
 use oxizero_optim::{AdamW, LrSchedule, MomentOptions};
 use serde::{Deserialize, Serialize};
 
-use super::model;
-use super::resident::{available, peak, resident};
+use super::micro_batch::MicroBatch;
+use super::resident::{peak, resident};
 use super::rows::{BYTES, Row};
+use super::{Benchmark, model, room};
 use crate::args;
+use crate::error::CliError;
 use crate::rank::RankError;
 
 /// What is trained.
@@ -50,33 +52,31 @@ const OWNED_BYTES: usize = 12;
 
 const BOUND: &str = "bound";
 
-impl Memory {
-    /// One bench for each dtype of the wire: memory that an allocator keeps of the first must not
-    /// be there in the second.
-    pub(crate) fn by_wire(&self) -> Vec<Self> {
-        let wires = self.wire.map_or(WIRES.to_vec(), |wire| vec![wire]);
-        wires.into_iter().map(|wire| Self { wire: Some(wire), ..self.clone() }).collect()
-    }
-
-    /// What is trained, in words.
-    pub(crate) fn title(&self) -> String {
+impl Benchmark for Memory {
+    fn title(&self) -> String {
         let Self { params, stage, .. } = self;
         let (stage, wire) = (u8::from(*stage), self.wire());
         format!("memory a rank: {params} parameters, {MODEL}; ZeRO stage {stage}, {wire} wire")
     }
 
-    fn wire(&self) -> DType {
-        self.wire.unwrap_or(MODEL)
+    fn replicas(&self) -> Replicas {
+        Replicas::Private
     }
 
-    /// Trains for so many windows; every rank calls it, and returns the same rows.
-    pub(crate) fn run(
-        &self,
-        windows: usize,
-        comm: &dyn Communicator,
-    ) -> Result<Vec<Row>, RankError> {
+    fn check_before(&self, world_size: WorldSize, launch: Launch) -> Result<(), CliError> {
+        if launch == Launch::Threads {
+            let advice = "the system counts memory by process; leave out --launch".into();
+            let (first, second) = ("bench memory".into(), "launch = threads".into());
+            return Err(ConfigError::Conflict { first, second, advice }.into());
+        }
         let specs = model::specs(self.params, TENSORS, MODEL);
-        self.check_room(&specs, comm.world_size())?;
+        let order = MicroBatch::new(&specs).order();
+        let plan = self.options().plan(&specs, &order, &rule(), world_size, false)?;
+        room::check("params", &self.params, plan.peak_total * world_size.get())
+    }
+
+    fn run(&self, windows: usize, comm: &dyn Communicator) -> Result<Vec<Row>, RankError> {
+        let specs = model::specs(self.params, TENSORS, MODEL);
         comm.barrier()?;
         let base = resident(comm)?;
         let (trained, peak) = peak(comm, || self.train(&specs, windows, comm))?;
@@ -89,7 +89,7 @@ impl Memory {
             ranks: comm.world_size().get(),
             median: bytes.0 as f64,
             unit: BYTES,
-            reference: BOUND,
+            reference: BOUND.into(),
             ratio: bytes.0 as f64 / bound.0 as f64,
             hash: None,
         };
@@ -98,25 +98,23 @@ impl Memory {
         Ok(figures.map(row).into())
     }
 
-    /// Refuses a model that this machine has no memory for.
-    fn check_room(&self, specs: &[ParamSpec], world_size: WorldSize) -> Result<(), RankError> {
-        let order: Vec<_> = (0..units(specs)).map(UnitId).collect();
-        let plan = self.options().plan(specs, &order, &rule(), world_size, false);
-        let planned = plan.map_err(EngineError::from)?.peak_total * world_size.get();
-        let available = available()?;
-        if planned <= available {
-            return Ok(());
-        }
-        let allowed =
-            format!("a model that fits: {planned} are planned, and {available} are available");
-        let (field, value) = ("params".into(), self.params.to_string());
-        Err(EngineError::from(ConfigError::Value { field, value, allowed }).into())
+    /// The first figure that is above the bound. Small models are not judged: what a process itself
+    /// holds is no small part of theirs.
+    fn judge(&self, rows: &[Row]) -> Result<(), RankError> {
+        if self.params < JUDGED_FROM { Ok(()) } else { check(rows) }
+    }
+}
+
+impl Memory {
+    /// One bench for each dtype of the wire: memory that an allocator keeps of the first must not
+    /// be there in the second.
+    pub(crate) fn by_wire(&self) -> Vec<Self> {
+        let wires = self.wire.map_or(WIRES.to_vec(), |wire| vec![wire]);
+        wires.into_iter().map(|wire| Self { wire: Some(wire), ..self.clone() }).collect()
     }
 
-    /// The first figure that is above the bound, as an error. Small models are not judged: what a
-    /// process itself holds is no small part of theirs.
-    pub(crate) fn check(&self, rows: &[Row]) -> Result<(), RankError> {
-        if self.params < JUDGED_FROM { Ok(()) } else { check(rows) }
+    fn wire(&self) -> DType {
+        self.wire.unwrap_or(MODEL)
     }
 
     fn options(&self) -> EngineOptions {
@@ -131,14 +129,14 @@ impl Memory {
         comm: &dyn Communicator,
     ) -> Result<Ours, RankError> {
         let comm = comm.split(&ProcessGroup::world(comm.world_size()))?;
-        let gradient = Gradient::new(specs, &*comm);
+        let (gradient, batch) = (Gradient::new(specs, &*comm), MicroBatch::new(specs));
         let mut engine = self.engine(specs, comm)?;
         for _ in 0..windows {
             for _ in 1..ACCUMULATION {
-                gradient.backward(&mut engine)?;
+                gradient.backward(&mut engine, &batch)?;
                 engine.step()?;
             }
-            gradient.backward(&mut engine)?;
+            gradient.backward(&mut engine, &batch)?;
             gradient.check(self.params, &engine.step()?)?;
         }
         Ok(Ours { planned: engine.plan().peak_total, accounted: engine.peak_memory_total() })
@@ -155,7 +153,7 @@ impl Memory {
             groups: vec![GroupOptions { lr: 1e-3, weight_decay: 0.1 }],
             schedule: LrSchedule::constant(0),
         };
-        let order = (0..units(specs)).map(UnitId).collect();
+        let order = MicroBatch::new(specs).order();
         let mut initial = |_, weights: &mut [f32]| weights.fill(0.01);
         Ok(Engine::new(specs.to_vec(), order, options, optimizer, comm, &mut initial)?)
     }
@@ -202,25 +200,8 @@ impl Gradient {
         Self { values, mean: f64::from(sum) / comm.world_size().get() as f64 }
     }
 
-    /// A micro-batch, without the model's arithmetic.
-    fn backward(&self, engine: &mut Engine) -> Result<(), RankError> {
-        let units = units(engine.params());
-        for unit in (0..units).map(UnitId) {
-            engine.pre_forward(unit)?;
-            engine.post_forward(unit)?;
-        }
-        for unit in (0..units).rev().map(UnitId) {
-            engine.pre_backward(unit)?;
-            let mut start = 0;
-            for param in engine.unit_params(unit)?.to_vec() {
-                let end = start + engine.params()[param.0].numel().0;
-                let values = self.values.range(start..end);
-                engine.grad_ready(param, GradIn { values, loss_scale: LossScale::ONE })?;
-                start = end;
-            }
-            engine.post_backward(unit)?;
-        }
-        Ok(engine.backward_end()?)
+    fn backward(&self, engine: &mut Engine, batch: &MicroBatch) -> Result<(), RankError> {
+        Ok(batch.run(engine, |of| self.values.range(of.in_unit()))?)
     }
 
     /// Whether the window was applied with the mean of all ranks' gradients.
@@ -310,7 +291,7 @@ mod tests {
             ranks: 2,
             median: 8.0,
             unit: BYTES,
-            reference: BOUND,
+            reference: BOUND.into(),
             ratio,
             hash: None,
         };

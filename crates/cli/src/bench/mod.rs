@@ -6,34 +6,61 @@
 //! an error.
 
 mod clock;
+mod collectives;
+mod copies;
 mod gradients;
+mod hash;
 mod known;
+mod latency;
 mod memory;
+mod micro_batch;
 mod model;
+mod moved;
+mod optimizer;
+mod overhead;
+mod pattern;
 mod resident;
+mod room;
 mod rows;
+mod step;
+mod steps;
 
 use clap::{Args, Subcommand};
 use oxizero_comm::Communicator;
 use oxizero_comm::shm::Replicas;
-use oxizero_core::config::RunConfig;
-use oxizero_core::{Config, Rank};
+use oxizero_core::config::{Launch, RunConfig};
+use oxizero_core::{Config, Rank, WorldSize};
 use serde::{Deserialize, Serialize};
 
+use crate::args;
 use crate::error::CliError;
 use crate::rank::RankError;
 
+use self::collectives::Collectives;
 use self::gradients::Gradients;
 use self::memory::Memory;
+use self::optimizer::Updates;
+use self::overhead::Overhead;
+use self::rows::Row;
+use self::step::Step;
 
 /// `oxizero bench`.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArguments {
     #[command(subcommand)]
     bench: Bench,
-    /// Ranks to start, a process each.
-    #[arg(long, value_name = "N", default_value_t = 2, global = true)]
-    ranks: usize,
+    /// Ranks to start; 2, and for the optimizer 1.
+    #[arg(long, value_name = "N", global = true)]
+    ranks: Option<usize>,
+    /// What a rank is: processes share memory, threads copy.
+    #[arg(
+        long,
+        value_name = "KIND",
+        default_value = "processes",
+        value_parser = args::launch,
+        global = true
+    )]
+    launch: Launch,
     /// Times that everything is done; medians are shown, and of memory the most.
     #[arg(long, value_name = "K", default_value = "7", value_parser = rounds, global = true)]
     rounds: usize,
@@ -45,10 +72,70 @@ pub(crate) struct BenchArguments {
 /// What is measured.
 #[derive(Clone, Debug, PartialEq, Subcommand, Serialize, Deserialize)]
 enum Bench {
+    /// Reduce-scatter, all-reduce and all-gather of large tensors, and how long a small one takes.
+    Collectives(Collectives),
     /// A model's gradients, read whole: all at once, and one after the other.
     Gradients(Gradients),
     /// What training takes of a rank's memory at most, beside what its stage may take.
     Memory(Memory),
+    /// Updates of one large parameter, by each rule.
+    Optimizer(Updates),
+    /// What the engine itself costs: the time for each of many small parameters.
+    Overhead(Overhead),
+    /// A whole step, without the model's arithmetic, beside the bytes that it must move.
+    Step(Step),
+}
+
+/// What every bench has.
+trait Benchmark {
+    /// What is measured, in words.
+    fn title(&self) -> String;
+
+    /// Ranks, where nobody asked for a number of them.
+    fn ranks(&self) -> usize {
+        2
+    }
+
+    /// Whose memory the ranks' replicas are to lie in.
+    fn replicas(&self) -> Replicas {
+        Replicas::Shared
+    }
+
+    /// Refuses what this machine cannot do with so many ranks, before one is started.
+    fn check_before(&self, world_size: WorldSize, launch: Launch) -> Result<(), CliError>;
+
+    /// Every rank calls it, and returns the same names and hashes.
+    fn run(&self, rounds: usize, comm: &dyn Communicator) -> Result<Vec<Row>, RankError>;
+
+    /// What is wrong with what was measured, as an error.
+    fn judge(&self, _rows: &[Row]) -> Result<(), RankError> {
+        Ok(())
+    }
+}
+
+impl Bench {
+    fn benchmark(&self) -> &dyn Benchmark {
+        match self {
+            Self::Collectives(collectives) => collectives,
+            Self::Gradients(gradients) => gradients,
+            Self::Memory(memory) => memory,
+            Self::Optimizer(updates) => updates,
+            Self::Overhead(overhead) => overhead,
+            Self::Step(step) => step,
+        }
+    }
+
+    /// The parts that run one after the other, in ranks of their own.
+    fn in_turn(self) -> Vec<Self> {
+        match self {
+            Self::Memory(memory) => memory.by_wire().into_iter().map(Self::Memory).collect(),
+            Self::Overhead(overhead) => {
+                overhead.by_stage().into_iter().map(Self::Overhead).collect()
+            }
+            Self::Step(step) => step.by_stage().into_iter().map(Self::Step).collect(),
+            whole => vec![whole],
+        }
+    }
 }
 
 /// A bench, ready to start.
@@ -64,51 +151,46 @@ pub(crate) struct BenchJob {
 impl BenchJob {
     /// Whose memory the ranks' replicas are to lie in.
     pub(crate) fn replicas(&self) -> Replicas {
-        match self.bench {
-            Bench::Gradients(_) => Replicas::Shared,
-            Bench::Memory(_) => Replicas::Private,
-        }
+        self.bench.benchmark().replicas()
     }
 }
 
 impl BenchArguments {
     /// What was asked for, validated: benches that run one after the other.
-    pub(crate) fn jobs(&self) -> Result<Vec<BenchJob>, CliError> {
-        let run =
-            RunConfig { ranks: self.ranks, threads_per_rank: Some(1), ..RunConfig::default() };
+    pub(crate) fn jobs(self) -> Result<Vec<BenchJob>, CliError> {
+        let Self { bench, ranks, launch, rounds, json } = self;
+        let ranks = ranks.unwrap_or_else(|| bench.benchmark().ranks());
+        let run = RunConfig { ranks, launch, threads_per_rank: Some(1), ..RunConfig::default() };
         let config = Config { run, ..Config::default() };
         config.validate()?;
-        let benches = match &self.bench {
-            Bench::Gradients(_) => vec![self.bench.clone()],
-            Bench::Memory(memory) => memory.by_wire().into_iter().map(Bench::Memory).collect(),
+        let world_size = WorldSize::new(ranks).expect("a valid configuration has ranks");
+        let job = |bench: Bench| {
+            bench.benchmark().check_before(world_size, launch)?;
+            Ok(BenchJob { run: config.run.clone(), bench, rounds, json })
         };
-        let Self { rounds, json, .. } = *self;
-        let job = |bench| BenchJob { run: config.run.clone(), bench, rounds, json };
-        Ok(benches.into_iter().map(job).collect())
+        bench.in_turn().into_iter().map(job).collect()
     }
 }
 
 /// Benches as one rank of `comm`; rank 0 shows what came of it.
 pub(crate) fn run(job: &BenchJob, comm: Box<dyn Communicator>) -> Result<(), RankError> {
-    let is_shown = comm.rank() == Rank(0);
-    let (title, rows) = match &job.bench {
-        Bench::Gradients(gradients) => (gradients.title(), gradients.run(job.rounds, &*comm)?),
-        Bench::Memory(memory) => (memory.title(), memory.run(job.rounds, &*comm)?),
-    };
-    if is_shown {
-        let title = format!("{title}; {} ranks, {} rounds", job.run.ranks, job.rounds);
-        let shown = if job.json { rows::json(&rows) } else { rows::table(&title, &rows) };
-        rows::print(&shown).map_err(RankError::output)?;
+    let bench = job.bench.benchmark();
+    let rows = bench.run(job.rounds, &*comm)?;
+    if comm.rank() != Rank(0) {
+        return Ok(());
     }
-    match &job.bench {
-        Bench::Memory(memory) if is_shown => memory.check(&rows),
-        _ => Ok(()),
-    }
+    let title = format!("{}; {} ranks, {} rounds", bench.title(), job.run.ranks, job.rounds);
+    let shown = if job.json { rows::json(&rows) } else { rows::table(&title, &rows) };
+    rows::print(&shown).map_err(RankError::output)?;
+    bench.judge(&rows)
 }
+
+/// More take years.
+const ROUNDS_MAX: usize = 100_000;
 
 fn rounds(text: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(rounds @ 1..) => Ok(rounds),
-        _ => Err("allowed: 1 and more".into()),
+        Ok(rounds @ 1..=ROUNDS_MAX) => Ok(rounds),
+        _ => Err(format!("allowed: 1 to {ROUNDS_MAX}")),
     }
 }

@@ -11,12 +11,14 @@ const OUTER_PART: usize = 5;
 
 /// Fewer elements make no matrices of 1500 tensors.
 const PARAMS_MIN: usize = 1 << 18;
+/// More than any machine holds, and few enough to count the bytes of.
+const PARAMS_MAX: usize = 1 << 50;
 
 /// Reads the elements of a model, for clap.
 pub(crate) fn params(text: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(params) if params >= PARAMS_MIN => Ok(params),
-        _ => Err(format!("allowed: {PARAMS_MIN} and more")),
+        Ok(params @ PARAMS_MIN..=PARAMS_MAX) => Ok(params),
+        _ => Err(format!("allowed: {PARAMS_MIN} to {PARAMS_MAX}")),
     }
 }
 
