@@ -110,7 +110,7 @@ struct Tensors<'a> {
     added: Vec<f32>,
     wide: Summed,
     narrow: Summed,
-    /// In which every other round's sum is added to itself.
+    /// The narrow sum, to which the same sum is added.
     doubled: Buffer,
     part: Buffer,
     whole: Buffer,
