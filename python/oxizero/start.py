@@ -84,7 +84,21 @@ def _text(config):
     try:
         return json.dumps(config, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"the configuration is no JSON: {error}") from None
+        raise ConfigError(f"the configuration is no JSON: {_culprit(config)}{error}") from None
+
+
+def _culprit(config, prefix=""):
+    """The field that JSON has no value for, as the beginning of a sentence."""
+    for name, value in config.items():
+        if isinstance(value, dict):
+            if found := _culprit(value, f"{prefix}{name}."):
+                return found
+            continue
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            return f"`{prefix}{name} = {value!r}`: "
+    return ""
 
 
 def _client(model, optimizer, model_parameters, config):

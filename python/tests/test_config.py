@@ -22,6 +22,8 @@ SGD = {"type": "SGD", "params": {"lr": 1.0}}
         ({"scheduler": {"type": "WarmupDecayLR"}}, "`scheduler.params.total_num_steps = null`"),
         ({"activation_checkpointing": {"profile": True}}, "`activation_checkpointing.profile"),
         ({"optimizer": None}, "there is no optimizer"),
+        ({"gradient_clipping": float("nan")}, "`gradient_clipping = nan`"),
+        ({"optimizer": {"params": {"lr": torch.ones(1)}}}, r"`optimizer.params.lr = tensor"),
     ],
 )
 def test_a_configuration_is_refused_by_name(config, said):
