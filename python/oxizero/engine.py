@@ -13,24 +13,23 @@ from oxizero.later import Later
 from oxizero.log import log_dist
 from oxizero.lr_schedules import check_metrics
 from oxizero.optimizer import groups
+from oxizero.passes import Passes
 from oxizero.sharded import Sharded
 from oxizero.splits import local, local_grad
 from oxizero.weights import Weights
 
-_queue_callback = torch.autograd.Variable._execution_engine.queue_callback
-
 
 class _Scaled(torch.autograd.Function):
-    """Multiplies a loss, and tells the engine in backward that the gradients are so multiplied."""
+    """Multiplies a loss, and tells in backward that the gradients are so multiplied."""
 
     @staticmethod
-    def forward(ctx, loss, engine, scale):
-        ctx.engine, ctx.scale = engine, scale
+    def forward(ctx, loss, passes, scale):
+        ctx.passes, ctx.scale = passes, scale
         return loss * scale
 
     @staticmethod
     def backward(ctx, grad):
-        ctx.engine._scaled(ctx.scale)
+        ctx.passes.scaled(ctx.scale)
         return grad * ctx.scale, None, None
 
 
@@ -60,17 +59,7 @@ class Engine(Clipping, Later, torch.nn.Module):
         self.global_steps = 0
         self.global_samples = 0
         self.skipped_steps = 0
-        # Between the first gradient of a backward pass and its end.
-        self._in_pass = False
-        # Whether the pass that `backward` runs has ended: it does not where no parameter had a
-        # gradient.
-        self._pass_ended = False
-        # Whether one has since the last step.
-        self._backward_ended = False
-        # A backward pass has failed, and its gradients are not complete.
-        self._pass_failed = False
-        # What the gradients of the running backward are multiplied by; None for nothing.
-        self._pass_scale = None
+        self._passes = Passes()
         self._forced_boundary = None
         self._accumulated = 0
         self._norm = None
@@ -99,34 +88,30 @@ class Engine(Clipping, Later, torch.nn.Module):
     def forward(self, *args, **kwargs):
         """The model's forward."""
         self._weights.check(self._core)
-        # A backward that was not the engine's own has failed, if one of these is still set.
-        is_left = self._in_pass or self._pass_scale is not None
-        if is_left and torch._C._current_graph_task_id() == -1:
-            self._pass_failed = self._pass_failed or self._in_pass
-            self._forget_pass()
+        if self._passes.settle():
+            self._reset_calls()
         return self.module(*args, **kwargs)
 
     def scale(self, loss):
         """The loss as `backward` takes it, for `engine.scale(loss).backward()`: multiplied by the
         loss scale of fp16, and the same where there is none."""
         scale = self._core.loss_scale
-        return loss if scale == 1.0 else _Scaled.apply(loss, self, scale)
+        return loss if scale == 1.0 else _Scaled.apply(loss, self._passes, scale)
 
     def backward(self, loss, retain_graph=False):
         """Runs the loss's backward; its gradients go to the engine as they come, and no parameter
         keeps a `grad`. Returns the loss. It is not divided by the number of micro-batches: the
         engine divides their sum."""
-        self._check_passes()
-        self._pass_ended = False
+        self._passes.drive()
         try:
             self.scale(loss).backward(retain_graph=retain_graph)
         except BaseException:
             # In stage 3 a part may have been reduced before there was a gradient.
-            self._pass_failed = self._in_pass or self._pass_ended or self._sharded is not None
-            self._forget_pass()
+            self._passes.failed(is_reduced=self._sharded is not None)
+            self._reset_calls()
             raise
-        if not self._pass_ended:
-            self._end_pass()
+        self._passes.returned()
+        self._end_pass()
         return loss
 
     def step(self, lr_kwargs=None):
@@ -134,10 +119,10 @@ class Engine(Clipping, Later, torch.nn.Module):
         schedule of the learning rate, whose `step` is given `lr_kwargs`."""
         if self.is_gradient_accumulation_boundary():
             check_metrics(self.lr_scheduler, lr_kwargs)
-        self._check_passes()
+        self._passes.check()
         self._weights.check_model(self.module)
         self._weights.check(self._core)
-        if not self._backward_ended:
+        if not self._passes.has_ended:
             raise EngineError(
                 "step() ends a micro-batch, and no backward has ended since the last step(); "
                 "engine.step() and optimizer.step() are the same, and one of them is to be called"
@@ -146,7 +131,7 @@ class Engine(Clipping, Later, torch.nn.Module):
         home.take_over(self._core)
         self._core.set_groups(groups(self.optimizer))
         outcome = self._core.step()
-        self._backward_ended = False
+        self._passes.stepped()
         self.micro_steps += 1
         if outcome["kind"] == "accumulated":
             self._accumulated = outcome["n"]
@@ -185,9 +170,8 @@ class Engine(Clipping, Later, torch.nn.Module):
     def discard_window(self):
         """Gives up all gradients since the last step that updated the weights, on all ranks."""
         self._core.discard_window()
-        self._forget_pass()
-        self._pass_failed = False
-        self._backward_ended = False
+        self._passes.discard()
+        self._reset_calls()
         self._accumulated = 0
 
     @contextlib.contextmanager
@@ -341,54 +325,25 @@ class Engine(Clipping, Later, torch.nn.Module):
         grad, param.grad = param.grad, None
         if grad is None:
             return  # a Function may say so
-        self._begin_pass()
+        self._passes.arrive(index, self._core, self._end_pass)
         name = self._weights.names[index][0]
         grad = local_grad(param, grad, name)
         if grad.is_sparse:
             raise EngineError(
                 f"the gradient of `{name}` is sparse; build the embedding with sparse=False"
             )
-        self._core.grad_ready(index, self._back_end.give(grad), self._pass_scale or 1.0)
+        self._core.grad_ready(index, self._back_end.give(grad), self._passes.scale)
         if self._sharded is not None:
             self._sharded.arrived(index)
 
-    def _scaled(self, scale):
-        """Gradients are multiplied by `scale` until the backward that now runs returns."""
-        self._pass_scale = scale
-        _queue_callback(self._unscaled)
-
-    def _unscaled(self):
-        self._pass_scale = None
-
-    def _begin_pass(self):
-        """The first gradient of a backward pass; the pass ends when backward returns. A backward
-        within backward, as of re-entrant checkpointing, makes several passes."""
-        if self._in_pass:
-            return
-        if self._pass_scale is None and self._core.loss_scale != 1.0:
-            raise EngineError(
-                f"the loss is not multiplied by the loss scale {self._core.loss_scale}; call "
-                "engine.backward(loss), or engine.scale(loss).backward()"
-            )
-        self._in_pass = True
-        _queue_callback(self._end_pass)
-
     def _end_pass(self):
-        self._in_pass, self._pass_ended, self._backward_ended = False, True, True
+        self._passes.ended()
         self._core.backward_end()
         if self._sharded is not None:
             self._sharded.pass_ended()
 
-    def _check_passes(self):
-        """Refuses to go on with gradients that are not complete."""
-        if self._pass_failed:
-            raise EngineError(
-                "a backward pass has failed, and the window's gradients are not complete; give "
-                "them up with engine.discard_window() on all ranks"
-            )
-
-    def _forget_pass(self):
-        self._in_pass, self._pass_scale = False, None
+    def _reset_calls(self):
+        """No backward is under way."""
         if self._sharded is not None:
             self._sharded.reset()
 
