@@ -9,6 +9,7 @@ mod bucket;
 pub mod config;
 pub mod deepspeed;
 mod dtype;
+mod elastic;
 mod error;
 mod gradient_path;
 mod layout;
@@ -26,12 +27,16 @@ pub use arrangement::{Arrangement, Holds, Mark};
 pub use bucket::{BucketId, BucketSpec, Bucketing, assign_buckets};
 pub use config::Config;
 pub use dtype::{DType, Precision};
+pub use elastic::{GlobalBatch, Indivisible};
 pub use error::ConfigError;
 pub use gradient_path::{GradientPath, Hop, gradient_paths};
 pub use layout::{Layout, Piece};
-pub use loss_scale::{DynamicLossScale, LossScale, LossScaleAtMinimum, LossScaler, LossScaling};
+pub use loss_scale::{
+    DynamicLossScale, LossScale, LossScaleAtMinimum, LossScaler, LossScalerState, LossScaling,
+};
 pub use mesh::{Along, Axes, Batches, Mesh, MeshAxis, Sharing};
 pub use param::{OptimGroup, ParamId, ParamSpec, UnitId};
+pub use parts::{Part, Run};
 pub use placement::{Placement, Stage, Transition};
 pub use plan::{MemoryPlan, PlanInput, RoleBytes, model_is_master};
 pub use random::Random;

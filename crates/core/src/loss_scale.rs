@@ -1,5 +1,7 @@
 //! The factor that a loss was multiplied by before backward.
 
+use serde::{Deserialize, Serialize};
+
 use crate::ConfigError;
 
 /// A loss scale; finite and above 0. A gradient carries the one it was computed under.
@@ -107,6 +109,18 @@ pub struct LossScaler {
     overflows_left: u64,
 }
 
+/// Where a dynamic loss scale is, for a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LossScalerState {
+    /// The scale of the next window; finite and above 0.
+    pub scale: f32,
+    /// Steps that were applied since the last overflow.
+    pub steps_since_overflow: u64,
+    /// Overflows after which the scale is halved; at least 1.
+    pub overflows_left: u64,
+}
+
 /// An overflow at a scale that may not be halved any more.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error(
@@ -132,6 +146,28 @@ impl LossScaler {
     /// What to multiply the losses of the next window by.
     pub fn scale(&self) -> LossScale {
         LossScale(self.scale)
+    }
+
+    /// Where the scale is; `None` where it is fixed.
+    pub fn state(&self) -> Option<LossScalerState> {
+        let Self { scale, steps_since_overflow, overflows_left, .. } = *self;
+        let moves = matches!(self.scaling, LossScaling::Dynamic(_));
+        moves.then_some(LossScalerState { scale, steps_since_overflow, overflows_left })
+    }
+
+    /// Goes on from where another scaler was. A fixed scale stays what it is.
+    ///
+    /// # Errors
+    ///
+    /// If the scale is none.
+    pub fn resume(&mut self, state: LossScalerState) -> Result<(), ConfigError> {
+        let scale = LossScale::new(state.scale)?;
+        if matches!(self.scaling, LossScaling::Dynamic(_)) {
+            self.scale = scale.get();
+            self.steps_since_overflow = state.steps_since_overflow;
+            self.overflows_left = state.overflows_left.max(1);
+        }
+        Ok(())
     }
 
     /// A step was applied.
@@ -173,6 +209,29 @@ mod tests {
             assert!(LossScale::new(wrong).unwrap_err().to_string().contains("loss_scale"));
         }
         assert_eq!(LossScale::new(65536.0).unwrap().get(), 65536.0);
+    }
+
+    #[test]
+    fn a_scaler_that_resumes_goes_on_as_the_other_would_have() {
+        let options = DynamicLossScale { loss_scale_window: 3, ..DynamicLossScale::default() };
+        let mut first = scaler(options);
+        let run = |scaler: &mut LossScaler, steps: &[bool]| {
+            for applied in steps {
+                if *applied { scaler.applied() } else { scaler.overflowed().unwrap() }
+            }
+        };
+        run(&mut first, &[true, false, false, true, true]);
+        let mut second = scaler(options);
+        second.resume(first.state().unwrap()).unwrap();
+        assert_eq!(second, first);
+        run(&mut first, &[true, false]);
+        run(&mut second, &[true, false]);
+        assert_eq!(second, first);
+        let wrong = LossScalerState { scale: f32::NAN, ..first.state().unwrap() };
+        assert!(second.resume(wrong).is_err());
+        let mut fixed = LossScaler::new(LossScaling::default()).unwrap();
+        fixed.resume(first.state().unwrap()).unwrap();
+        assert_eq!((fixed.state(), fixed.scale()), (None, LossScale::ONE));
     }
 
     fn scaler(options: DynamicLossScale) -> LossScaler {

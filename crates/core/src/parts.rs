@@ -3,7 +3,115 @@
 use std::ops::Range;
 
 use crate::mesh::along;
-use crate::{Along, Mesh, ParamSpec, Rank};
+use crate::{Along, Mesh, Numel, ParamSpec, Rank};
+
+/// A box of a tensor, such as what one rank of a mesh holds of it. Its elements count from 0,
+/// row-major in the box.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The shape of the whole tensor.
+    pub whole: Vec<usize>,
+    /// By dimension: where the part starts in the whole.
+    pub start: Vec<usize>,
+    /// The part's own shape, in as many dimensions.
+    pub shape: Vec<usize>,
+}
+
+/// Elements that lie in two parts of a tensor, one after the other in both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// The first of them, as the first part counts.
+    pub in_first: usize,
+    /// The first of them, as the second part counts.
+    pub in_second: usize,
+    /// How many they are; at least one.
+    pub numel: usize,
+}
+
+impl Part {
+    /// All of a tensor.
+    pub fn all(shape: &[usize]) -> Self {
+        Self { whole: shape.to_vec(), start: vec![0; shape.len()], shape: shape.to_vec() }
+    }
+
+    /// The part with this number where a tensor is cut into equal parts of shape `shape`, which are
+    /// numbered row-major. `None` if it cannot be cut so, or has fewer.
+    pub fn of_equal(whole: &[usize], shape: &[usize], number: usize) -> Option<Self> {
+        let counts = part_counts(whole, shape)?;
+        let (mut rest, mut start) = (number, vec![0; whole.len()]);
+        for (dim, count) in counts.iter().enumerate().rev() {
+            start[dim] = rest % count * shape[dim];
+            rest /= count;
+        }
+        (rest == 0).then(|| Self { whole: whole.to_vec(), start, shape: shape.to_vec() })
+    }
+
+    /// The number of this part where the tensor is cut into equal ones, as
+    /// [`of_equal`](Self::of_equal) counts. `None` if it is none of those.
+    pub fn number(&self) -> Option<usize> {
+        let counts = part_counts(&self.whole, &self.shape)?;
+        let places = self.start.iter().zip(&self.shape).map(|(start, size)| start / size.max(&1));
+        Some(places.zip(counts).fold(0, |number, (place, count)| number * count + place))
+    }
+
+    /// How many equal parts of this shape the tensor has. `None` if it has none.
+    pub fn count(&self) -> Option<usize> {
+        part_counts(&self.whole, &self.shape)?.into_iter().try_fold(1, usize::checked_mul)
+    }
+
+    /// The elements of the part.
+    pub fn numel(&self) -> Numel {
+        Numel::of_shape(&self.shape)
+    }
+
+    /// What lies in this part and in another one of the same tensor; in ascending order of both.
+    pub fn common(&self, other: &Self) -> impl Iterator<Item = Run> {
+        let dims = self.whole.len();
+        let from: Vec<_> = self.start.iter().zip(&other.start).map(|(a, b)| *a.max(b)).collect();
+        let end = |part: &Self, dim: usize| part.start[dim] + part.shape[dim];
+        let both = |dim: usize| end(self, dim).min(end(other, dim)).saturating_sub(from[dim]);
+        let sizes: Vec<_> = (0..dims).map(both).collect();
+        // Dimensions after the last one that is cut are contiguous in both.
+        let is_cut =
+            |dim: &usize| sizes[*dim] != self.shape[*dim] || sizes[*dim] != other.shape[*dim];
+        let outer = (0..dims).rev().find(is_cut).unwrap_or(0);
+        let numel: usize = sizes[outer..].iter().product();
+        let count = if numel == 0 { 0 } else { sizes[..outer].iter().product() };
+        let strides = [strides(&self.shape), strides(&other.shape)];
+        let base = |start: &[usize], strides: &[usize]| -> usize {
+            from.iter().zip(start).zip(strides).map(|((at, start), by)| (at - start) * by).sum()
+        };
+        let bases = [base(&self.start, &strides[0]), base(&other.start, &strides[1])];
+        (0..count).map(move |index| {
+            let (mut rest, mut at) = (index, bases);
+            for dim in (0..outer).rev() {
+                let place = rest % sizes[dim];
+                rest /= sizes[dim];
+                at[0] += place * strides[0][dim];
+                at[1] += place * strides[1][dim];
+            }
+            Run { in_first: at[0], in_second: at[1], numel }
+        })
+    }
+}
+
+/// By dimension: how many parts of shape `shape` the whole is cut into.
+fn part_counts(whole: &[usize], shape: &[usize]) -> Option<Vec<usize>> {
+    let count = |(whole, size): (&usize, &usize)| match (*whole, *size) {
+        (0, 0) => Some(1),
+        (_, 0) | (0, _) => None,
+        (whole, size) => whole.is_multiple_of(size).then_some(whole / size),
+    };
+    if whole.len() != shape.len() {
+        return None;
+    }
+    whole.iter().zip(shape).map(count).collect()
+}
+
+/// By dimension: how many elements lie between neighbours.
+fn strides(shape: &[usize]) -> Vec<usize> {
+    (0..shape.len()).map(|dim| shape[dim + 1..].iter().product()).collect()
+}
 
 impl Mesh {
     /// The shape of the tensor whose part a rank holds: first the tensors of their own along each
@@ -23,30 +131,22 @@ impl Mesh {
         stacked
     }
 
-    /// Where the elements of the part with place `part`, in a group over
-    /// [`Sharing::parts`](crate::Sharing::parts), lie in the whole tensor: runs of the part's
-    /// elements, in order, and the element of the whole that each starts at.
-    pub fn runs(&self, spec: &ParamSpec, part: Rank) -> Vec<(Range<usize>, usize)> {
+    /// The part of the tensor with place `part` in a group over
+    /// [`Sharing::parts`](crate::Sharing::parts).
+    pub fn part(&self, spec: &ParamSpec, part: Rank) -> Part {
         let whole = self.whole_shape(spec);
-        let stacked = whole.len() - spec.shape.len();
-        let start = self.start(spec, part);
-        // Dimensions after the last one that is split are contiguous in both.
-        let cut = (0..spec.shape.len()).rev().find(|dim| whole[stacked + dim] != spec.shape[*dim]);
-        let outer = cut.unwrap_or(0);
-        let run: usize = spec.shape[outer..].iter().product();
-        let strides: Vec<usize> =
-            (0..whole.len()).map(|dim| whole[dim + 1..].iter().product()).collect();
-        let base: usize = start.iter().zip(&strides).map(|(at, stride)| at * stride).sum();
-        let count: usize = spec.shape[..outer].iter().product();
-        let run_at = |index: usize| {
-            let (mut rest, mut at) = (index, base);
-            for dim in (0..outer).rev() {
-                at += rest % spec.shape[dim] * strides[stacked + dim];
-                rest /= spec.shape[dim];
-            }
-            (index * run..(index + 1) * run, at)
-        };
-        if run == 0 { Vec::new() } else { (0..count).map(run_at).collect() }
+        let mut shape = vec![1; whole.len() - spec.shape.len()];
+        shape.extend(&spec.shape);
+        Part { start: self.start(spec, part), whole, shape }
+    }
+
+    /// Where the elements of that part lie in the whole tensor: runs of the part's elements, in
+    /// order, and the element of the whole that each starts at.
+    pub fn runs(&self, spec: &ParamSpec, part: Rank) -> Vec<(Range<usize>, usize)> {
+        let part = self.part(spec, part);
+        let whole = Part::all(&part.whole);
+        let run = |run: Run| (run.in_first..run.in_first + run.numel, run.in_second);
+        part.common(&whole).map(run).collect()
     }
 
     /// By dimension of the whole: the first element of the part with place `part`.
@@ -118,6 +218,52 @@ mod tests {
                 assert_eq!(found, expected.collect::<Vec<_>>(), "{along:?}");
             }
         }
+    }
+
+    #[test]
+    fn what_two_parts_have_in_common_is_what_their_coordinates_say() {
+        let whole = [4, 6, 2];
+        let shapes = [[4, 6, 2], [2, 6, 2], [4, 3, 2], [1, 2, 2], [2, 3, 1], [4, 6, 1]];
+        let coordinates = |part: &Part, index: usize| -> Vec<usize> {
+            let at = |dim: usize| index / strides(&part.shape)[dim] % part.shape[dim];
+            (0..3).map(|dim| part.start[dim] + at(dim)).collect()
+        };
+        let parts = |shape: &[usize; 3]| {
+            let number = |number| Part::of_equal(&whole, shape, number);
+            let parts: Vec<_> = (0..).map_while(number).collect();
+            assert_eq!(parts[0].count(), Some(parts.len()));
+            parts
+        };
+        for first in shapes.iter().flat_map(parts) {
+            assert_eq!(
+                Part::of_equal(&whole, &first.shape, first.number().unwrap()).unwrap(),
+                first
+            );
+            for second in shapes.iter().flat_map(parts) {
+                let runs: Vec<_> = first.common(&second).collect();
+                let pairs = runs.iter().flat_map(|run| {
+                    (0..run.numel).map(|at| (run.in_first + at, run.in_second + at))
+                });
+                let found: Vec<_> = pairs.collect();
+                let in_first = |index| coordinates(&first, index);
+                let all = (0..first.numel().0).flat_map(|a| {
+                    let same =
+                        (0..second.numel().0).find(|b| coordinates(&second, *b) == in_first(a));
+                    same.map(|b| (a, b))
+                });
+                assert_eq!(found, all.collect::<Vec<_>>(), "{first:?} {second:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn parts_that_do_not_fill_the_whole_are_none() {
+        assert_eq!(Part::of_equal(&[4], &[3], 0), None);
+        assert_eq!(Part::of_equal(&[4], &[2, 2], 0), None);
+        assert_eq!(Part::of_equal(&[4], &[2], 2), None);
+        assert_eq!(Part::of_equal(&[4], &[0], 0), None);
+        assert_eq!(Part::of_equal(&[0, 4], &[0, 2], 1).unwrap().start, [0, 2]);
+        assert_eq!(Part::of_equal(&[], &[], 0).unwrap().common(&Part::all(&[])).count(), 1);
     }
 
     #[test]

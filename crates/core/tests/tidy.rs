@@ -24,18 +24,28 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("oxizero-device", &["oxizero-core"]),
     ("oxizero-comm", &["oxizero-core", "oxizero-device"]),
     ("oxizero-optim", &["oxizero-core", "oxizero-device"]),
-    ("oxizero", &["oxizero-core", "oxizero-device", "oxizero-comm", "oxizero-optim"]),
+    ("oxizero-checkpoint", &["oxizero-core"]),
+    ("oxizero", BELOW_ENGINE),
     ("oxizero-launch", &[]),
     ("oxizero-burn", ENGINE_AND_ABOVE),
     ("oxizero-sim", ENGINE_AND_ABOVE),
     ("oxizero-python", ENGINE_AND_LAUNCH),
     ("oxizero-cli", ALL),
 ];
-const ENGINE_AND_ABOVE: &[&str] =
-    &["oxizero-core", "oxizero-device", "oxizero-comm", "oxizero-optim", "oxizero"];
+const BELOW_ENGINE: &[&str] =
+    &["oxizero-core", "oxizero-device", "oxizero-checkpoint", "oxizero-comm", "oxizero-optim"];
+const ENGINE_AND_ABOVE: &[&str] = &[
+    "oxizero-core",
+    "oxizero-device",
+    "oxizero-checkpoint",
+    "oxizero-comm",
+    "oxizero-optim",
+    "oxizero",
+];
 const ENGINE_AND_LAUNCH: &[&str] = &[
     "oxizero-core",
     "oxizero-device",
+    "oxizero-checkpoint",
     "oxizero-comm",
     "oxizero-optim",
     "oxizero",
@@ -44,6 +54,7 @@ const ENGINE_AND_LAUNCH: &[&str] = &[
 const ALL: &[&str] = &[
     "oxizero-core",
     "oxizero-device",
+    "oxizero-checkpoint",
     "oxizero-comm",
     "oxizero-optim",
     "oxizero",
@@ -62,6 +73,11 @@ const UNKNOWN_TO: &[(&str, &[&str], &str)] = &[
     ("crates/device/src", &["Rank", "WorldSize", "Stage", "ParamId"], "device knows no ranks"),
     ("crates/comm/src", &["Stage", "BucketId", "ParamId"], "comm knows no training"),
     ("crates/optim/src", &["Rank", "WorldSize", "Stage"], "optim knows no ranks or stages"),
+    (
+        "crates/checkpoint/src",
+        &["Rank", "WorldSize", "Stage", "BucketId", "Mesh"],
+        "a checkpoint knows no world",
+    ),
     ("crates/engine/src", &["burn", "clap", "std::env"], "the engine knows no front-end"),
     ("crates/sim/src/oracle", JUDGED, "the oracle shares no code with what it judges"),
     ("crates/sim/src/rounding.rs", JUDGED, "the oracle shares no code with what it judges"),
@@ -73,6 +89,7 @@ const JUDGED: &[&str] =
 const SAFE_ROOTS: &[&str] = &[
     "crates/core/src/lib.rs",
     "crates/optim/src/lib.rs",
+    "crates/checkpoint/src/lib.rs",
     "crates/engine/src/lib.rs",
     "crates/burn/src/lib.rs",
     "crates/cli/src/main.rs",
