@@ -91,6 +91,7 @@ impl Engine {
             ledger: Ledger::default(),
             written: Written::default(),
             failed: None,
+            half_loaded: false,
             step_start: Traffic::default(),
             step_traffic: Traffic::default(),
         };

@@ -3,6 +3,7 @@
 
 mod elsewhere;
 mod fields;
+mod kept;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use crate::hyper::ParamUpdate;
 use crate::step::Unscaled;
 
 pub(crate) use fields::{Field, overlap};
+pub(crate) use kept::Kept;
 
 /// The parameters that are communicated together, on this rank.
 #[derive(Debug)]

@@ -55,6 +55,8 @@ pub struct Engine {
     pub(crate) written: Written,
     /// The first failure of a collective: nothing works after it.
     pub(crate) failed: Option<CommError>,
+    /// A checkpoint turned out to be damaged while it was loaded.
+    pub(crate) half_loaded: bool,
     /// The traffic before the window began.
     pub(crate) step_start: Traffic,
     pub(crate) step_traffic: Traffic,
@@ -389,8 +391,11 @@ impl Engine {
         }
     }
 
-    /// Refuses to go on after a collective failed.
+    /// Refuses to go on after a collective failed, or with some of a checkpoint's weights.
     pub(crate) fn check_alive(&self) -> Result<(), EngineError> {
+        if self.half_loaded {
+            return Err(EngineError::HalfLoaded);
+        }
         self.failed.clone().map_or(Ok(()), |error| Err(EngineError::Comm(error)))
     }
 

@@ -1,5 +1,6 @@
 //! What the engine can refuse, or fail at.
 
+use oxizero_checkpoint::CheckpointError;
 use oxizero_comm::CommError;
 use oxizero_core::{ConfigError, DType, LossScaleAtMinimum, Numel, Rank};
 use oxizero_optim::OptimError;
@@ -7,7 +8,8 @@ use oxizero_optim::OptimError;
 /// Every error of the engine.
 ///
 /// After [`Comm`](Self::Comm) the engine is lost, for buffers were on their way; after
-/// [`LossScale`](Self::LossScale) the window is. After every other error of a method the engine is
+/// [`LossScale`](Self::LossScale) the window is; after [`HalfLoaded`](Self::HalfLoaded) the weights
+/// are, until a checkpoint is loaded. After every other error of a method the engine is
 /// as it was, and training can go on where all ranks were refused alike.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -21,6 +23,34 @@ pub enum EngineError {
     /// The optimizer's settings are not possible.
     #[error(transparent)]
     Optim(#[from] OptimError),
+    /// A checkpoint cannot be written or read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// A checkpoint has not the tensors that the engine has.
+    #[error(
+        "the checkpoint is another model's or optimizer's; it has not: {}; and the engine has not: \
+         {}; load what is there with Names::Listed, or weights alone with What::Weights",
+        listed(missing),
+        listed(unexpected)
+    )]
+    NamesDiffer {
+        /// What the engine has and the checkpoint has not.
+        missing: Vec<String>,
+        /// What the checkpoint has and the engine has not.
+        unexpected: Vec<String>,
+    },
+    /// A checkpoint turned out to be damaged after some of it was loaded.
+    #[error(
+        "the last checkpoint that was loaded was damaged, so that the weights are neither the old \
+         ones nor its own; load another"
+    )]
+    HalfLoaded,
+    /// Something that is done between windows was asked for within one.
+    #[error("{call} was called between a backward and its step; call it after step()")]
+    InWindow {
+        /// The method.
+        call: &'static str,
+    },
     /// A parameter cannot be trained as it is given, or has not what is asked of it.
     #[error("parameter `{param}`: {problem}")]
     Param {
@@ -234,4 +264,17 @@ pub enum EngineError {
     /// Gradients were asked for after the step that consumed them.
     #[error("gradients were consumed by the last step; read them between backward and step")]
     Consumed,
+}
+
+/// A few of them, for a message.
+fn listed(names: &[String]) -> String {
+    const SHOWN: usize = 8;
+    let mut text = names.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
+    if names.is_empty() {
+        text.push_str("nothing");
+    }
+    if names.len() > SHOWN {
+        text.push_str(&format!(" and {} more", names.len() - SHOWN));
+    }
+    text
 }

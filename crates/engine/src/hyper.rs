@@ -44,6 +44,11 @@ impl HyperParams {
         self.setup.groups.get(group).map(|options| options.lr * factor)
     }
 
+    /// The groups' settings, and the rules of their own.
+    pub(crate) fn groups(&self) -> impl Iterator<Item = (GroupOptions, Option<&dyn Optimizer>)> {
+        self.setup.groups.iter().copied().zip(self.own.iter().map(Option::as_deref))
+    }
+
     /// The same on all ranks that are to step alike.
     pub(crate) fn fingerprint(&self) -> u64 {
         self.fingerprint

@@ -12,6 +12,7 @@ mod backend;
 mod boundary;
 mod bucket;
 pub mod chain;
+mod checkpoint;
 mod clip;
 mod engine;
 mod error;
@@ -36,11 +37,15 @@ mod written;
 pub use access::Local;
 pub use backend::Backend;
 pub use boundary::Boundary;
+pub use checkpoint::{LoadOptions, Loaded, Names, SaveOptions, StoredBuffer, What};
 pub use engine::{Engine, GradIn};
 pub use error::EngineError;
 pub use model_grads::{GradNorms, ModelGrads, Scope};
 pub use norm::Norm;
 pub use options::{EngineOptions, GroupOptions, OptimizerSetup, Reduction};
+pub use oxizero_checkpoint::{
+    self as checkpoints, Checkpoint, CheckpointError, RunFolder, step_name,
+};
 pub use oxizero_comm as comm;
 pub use oxizero_core::{
     Along, Axes, Batches, BucketId, BucketSpec, Bucketing, Bytes, ConfigError, DType,

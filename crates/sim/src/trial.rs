@@ -369,7 +369,7 @@ impl Trial {
     }
 
     /// Every parameter's master weights and optimizer states.
-    fn states(&self, engine: &mut Engine) -> Result<Vec<Vec<Vec<f32>>>, EngineError> {
+    pub fn states(&self, engine: &mut Engine) -> Result<Vec<Vec<Vec<f32>>>, EngineError> {
         let names = optimizer(self.rule)?.state_names();
         let mut states = vec![Vec::new(); self.specs.len()];
         for (param, states) in states.iter_mut().enumerate() {

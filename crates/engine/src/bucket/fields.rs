@@ -7,7 +7,7 @@ use oxizero_comm::OwnShard;
 use oxizero_core::{DType, ParamId};
 use oxizero_device::{Buffer, Loan, View, ViewMut, kernels};
 
-use super::{Bucket, Model, offset};
+use super::{Bucket, Model, Trained, offset};
 
 /// What is kept of each element of a trained parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,9 +163,9 @@ impl Bucket {
     ///
     /// If views of the weights are left; the caller has checked that there are none.
     pub(crate) fn write_weights(&mut self, at: Range<usize>, values: View<'_>) {
-        let Some(trained) = &mut self.trained else { return };
-        let owned = trained.owned.clone();
-        if let (Some(master), Some(range)) = (&mut trained.master, overlap(&at, &owned)) {
+        if let Some(Trained { owned, master: Some(master), .. }) = &mut self.trained
+            && let Some(range) = overlap(&at, owned)
+        {
             let target = master.range_mut(offset(&range, owned.start));
             kernels::cast(values.range(offset(&range, at.start)), target);
         }

@@ -1,0 +1,214 @@
+//! Writes a checkpoint: all ranks together, each what it owns.
+
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use oxizero_checkpoint::{
+    BLOCK_BYTES, CheckpointError, Dtype, Group, Manifest, Planned, Role, RunFolder, Staging,
+    Tensor, Training, Value, step_name,
+};
+use oxizero_core::{BucketId, Rank};
+
+use super::stored::Stored;
+use crate::bucket::Bucket;
+use crate::window::WindowState;
+use crate::{Engine, EngineError};
+
+/// What is saved beside the engine's own, and how.
+#[derive(Clone, Debug, Default)]
+pub struct SaveOptions {
+    /// The checkpoint's name; [`step_name`] of the applied steps where there is none. The same on
+    /// every rank.
+    pub name: Option<String>,
+    /// How many checkpoints of steps are kept, this one included; all where there is no number.
+    pub keep_last: Option<usize>,
+    /// What the caller needs to go on, the same on every rank: its configuration, its position in
+    /// the data. Rank 0's is stored.
+    pub caller: Value,
+    /// What each rank needs of its own, such as random states.
+    pub own: Value,
+    /// What the model has beside its parameters, the same on every rank. Rank 0's are stored.
+    pub buffers: Vec<StoredBuffer>,
+}
+
+/// A tensor of the model that is no parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredBuffer {
+    /// Its name, unique among the buffers.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// The type of its elements.
+    pub dtype: Dtype,
+    /// The elements, row-major and little-endian.
+    pub bytes: Vec<u8>,
+}
+
+impl Engine {
+    /// Writes a checkpoint of the engine to a folder of `run`, and returns that folder; a
+    /// collective call, between one window's step and the next window. All ranks see the same
+    /// folder. Memory of at most 1 MiB is used beside the engine's.
+    ///
+    /// The checkpoint is there whole or not at all: until the last moment the latest is the one
+    /// before. When this returns, its bytes are on the disk.
+    ///
+    /// # Errors
+    ///
+    /// On every rank, if one of them cannot write ([`EngineError::Checkpoint`] there, and
+    /// [`EngineError::PeerRefused`] on the others); what was written is removed. With
+    /// [`EngineError::InWindow`] between a backward and its step.
+    pub fn save(&mut self, run: &RunFolder, options: &SaveOptions) -> Result<PathBuf, EngineError> {
+        self.check_alive()?;
+        let name = options.name.clone().unwrap_or_else(|| step_name(self.applied_steps));
+        let ready = self.check_between_windows("save").and_then(|()| check_buffers(options));
+        self.agree_call(&format!("save `{name}`"), None, ready)?;
+        self.settle_weights()?;
+        let staging = self.stage(run, &name)?;
+        let (mut manifest, stored) = (self.manifest(options)?, self.stored());
+        manifest.tensors = stored.iter().map(|stored| stored.tensor.clone()).collect();
+        let mut planned = self.own_pieces(&stored);
+        self.add_buffers(&mut manifest, &mut planned, &options.buffers);
+        let written = self.write_share(&staging, (&manifest, &planned), &stored, options);
+        if let Err(error) = self.agree_done("save: write", written) {
+            self.on_first_rank(|| staging.discard());
+            return Err(error);
+        }
+        let ranks = self.groups.world().world_size().get();
+        let committed = self.on_first_rank(|| {
+            let committed = staging.commit(manifest, ranks);
+            committed.inspect_err(|_| staging.discard())?;
+            options.keep_last.map_or(Ok(()), |count| run.keep_last(count))
+        });
+        self.agree_done("save: commit", committed.unwrap_or(Ok(())))?;
+        Ok(run.path().join(name))
+    }
+
+    /// Refuses what is done between windows in the middle of one.
+    pub(super) fn check_between_windows(&self, call: &'static str) -> Result<(), EngineError> {
+        match self.window.state {
+            WindowState::Empty | WindowState::Consumed => Ok(()),
+            WindowState::Accumulating(_) | WindowState::Reduced(_) => {
+                Err(EngineError::InWindow { call })
+            }
+        }
+    }
+
+    /// Waits for weights that are on their way, and takes over what borrowers have written.
+    fn settle_weights(&mut self) -> Result<(), EngineError> {
+        for id in (0..self.buckets.len()).map(BucketId) {
+            self.on_bucket(id, |bucket, _| bucket.gathered().map(drop))?;
+        }
+        self.buckets.iter_mut().for_each(Bucket::take_over_lent);
+        Ok(())
+    }
+
+    /// Begins on rank 0, and has the others join.
+    fn stage(&mut self, run: &RunFolder, name: &str) -> Result<Staging, EngineError> {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let own = (since.as_nanos() as u64).rotate_left(20) ^ u64::from(std::process::id());
+        let told = self.groups.world().exchange(&own.to_le_bytes());
+        let told = told.map_err(|error| self.fail(error))?;
+        let nonce = told[0].as_slice().try_into().map(u64::from_le_bytes);
+        let nonce = nonce.expect("every rank exchanges eight bytes");
+        let begun = self.on_first_rank(|| run.begin(name, nonce));
+        let staging = begun.unwrap_or_else(|| run.join(name, nonce));
+        self.agree_done("save: begin", staging)
+    }
+
+    fn manifest(&mut self, options: &SaveOptions) -> Result<Manifest, EngineError> {
+        let groups = self.hyper.groups().map(|(options, rule)| Group {
+            lr: options.lr,
+            weight_decay: options.weight_decay,
+            rule: rule.map(|rule| format!("{rule:?}")),
+        });
+        let training = Training {
+            applied_steps: self.applied_steps,
+            loss_scaler: self.scaler.state(),
+            rule: format!("{:?}", self.hyper.setup.rule),
+            schedule: format!("{:?}", self.hyper.setup.schedule),
+            groups: groups.collect(),
+        };
+        Ok(Manifest {
+            block_bytes: BLOCK_BYTES,
+            params: self.stored_params()?,
+            tensors: Vec::new(),
+            training,
+            caller: options.caller.clone(),
+            ranks: Vec::new(),
+        })
+    }
+
+    /// Lets rank 0 write the model's buffers too.
+    fn add_buffers(
+        &self,
+        manifest: &mut Manifest,
+        planned: &mut Vec<Planned>,
+        buffers: &[StoredBuffer],
+    ) {
+        let is_first = self.groups.world().rank() == Rank(0);
+        for buffer in buffers {
+            let tensor = Tensor {
+                name: buffer.name.clone(),
+                role: Role::Buffer,
+                shape: buffer.shape.clone(),
+                part_shape: buffer.shape.clone(),
+                dtype: buffer.dtype,
+                pieces: Vec::new(),
+            };
+            let elements = if is_first { 0..tensor.numel().0 } else { 0..0 };
+            planned.push(Planned { tensor: manifest.tensors.len(), part: 0, elements });
+            manifest.tensors.push(tensor);
+        }
+    }
+
+    fn write_share(
+        &self,
+        staging: &Staging,
+        (manifest, planned): (&Manifest, &[Planned]),
+        stored: &[Stored],
+        options: &SaveOptions,
+    ) -> Result<(), CheckpointError> {
+        let rank = self.groups.world().rank().0;
+        staging.write(rank, options.own.clone(), manifest, planned, &mut |index, range, bytes| {
+            match stored.get(index) {
+                Some(stored) => self.copy_kept(stored, range, bytes),
+                None => {
+                    let size = manifest.tensors[index].element_bytes();
+                    let buffer = &options.buffers[index - stored.len()].bytes;
+                    bytes.copy_from_slice(&buffer[range.start * size..range.end * size]);
+                }
+            }
+        })
+    }
+
+    /// Compares an outcome across ranks: an error of one is an error of all.
+    pub(super) fn agree_done<T>(
+        &mut self,
+        what: &str,
+        outcome: Result<T, CheckpointError>,
+    ) -> Result<T, EngineError> {
+        self.agree_call(what, None, outcome.map_err(EngineError::from))
+    }
+
+    fn on_first_rank<T>(&self, deed: impl FnOnce() -> T) -> Option<T> {
+        (self.groups.world().rank() == Rank(0)).then(deed)
+    }
+}
+
+/// Refuses buffers whose bytes are not their shape's.
+fn check_buffers(options: &SaveOptions) -> Result<(), EngineError> {
+    let is_right = |buffer: &&StoredBuffer| {
+        let bits = buffer
+            .shape
+            .iter()
+            .try_fold(buffer.dtype.bitsize(), |bits, size| bits.checked_mul(*size));
+        bits == buffer.bytes.len().checked_mul(8)
+    };
+    match options.buffers.iter().find(|buffer| !is_right(buffer)) {
+        Some(StoredBuffer { name, shape, dtype, bytes }) => Err(EngineError::Param {
+            param: name.clone(),
+            problem: format!("{} bytes are no {shape:?} elements of {dtype}", bytes.len()),
+        }),
+        None => Ok(()),
+    }
+}
