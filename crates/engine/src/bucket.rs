@@ -216,6 +216,9 @@ impl Bucket {
     /// as `update_of` it says: not at all for one that no rank used. What a borrower of the model
     /// weights wrote to them, said or not, is the master weights before the update.
     ///
+    /// Neighbours that are updated alike, with no padding between them, are updated at once: rules
+    /// work element by element, and a call may cost more than the elements of a small parameter.
+    ///
     /// # Panics
     ///
     /// If views of the weights are left; the step has checked that there are none.
@@ -226,39 +229,25 @@ impl Bucket {
     ) {
         let Some(trained) = &mut self.trained else { return };
         let (model, model_start) = fields::writable(&mut self.model, self.shard.start);
-        let is_lent = model.region().is_lent();
-        let (owned, writes) = (&trained.owned, &self.writes);
+        let (owned, writes) = (trained.owned.clone(), &self.writes);
         let parts = [
             (owned.start..writes.start, false),
             (writes.clone(), true),
             (writes.end..owned.end, false),
         ];
+        let update_of = |piece: Piece| {
+            update_of(self.spec.params[piece.slot]).map(|update| (update, piece.in_bucket))
+        };
         for (part, write) in parts.into_iter().filter(|(part, _)| !part.is_empty()) {
-            for piece in self.spec.layout.pieces(part) {
-                let Some(update) = update_of(self.spec.params[piece.slot]) else { continue };
-                let in_owned = offset(&piece.in_bucket, owned.start);
-                let in_model = offset(&piece.in_bucket, model_start);
-                let (master, model) = match &mut trained.master {
-                    Some(master) => {
-                        let model = write.then(|| model.range_mut(in_model));
-                        let mut master = master.range_mut(in_owned.clone());
-                        if let (true, Some(model)) = (is_lent, &model) {
-                            kernels::adopt(model.as_view(), master.reborrow());
-                        }
-                        (master, model)
-                    }
-                    None => (model.range_mut(in_model), None),
-                };
-                let states = trained.states.iter_mut();
-                let mut states: Vec<_> = states.map(|s| s.range_mut(in_owned.clone())).collect();
-                let values = trained.grad.view(piece.in_bucket, &self.shard);
-                let grad = OptimGradient {
-                    values,
-                    divisor: unscaled.divisor(),
-                    factor: unscaled.factor(),
-                };
-                let weights = Weights { master, states: &mut states, model };
-                update.rule.update(update.hyper, update.step, grad, weights);
+            let mut pieces = self.spec.layout.pieces(part).filter_map(update_of).peekable();
+            while let Some((update, mut run)) = pieces.next() {
+                while let Some((_, next)) =
+                    pieces.next_if(|(other, next)| next.start == run.end && other.is_like(&update))
+                {
+                    run.end = next.end;
+                }
+                let model = (&mut *model, offset(&run, model_start), write);
+                trained.update(unscaled, update, (run, &self.shard), model);
             }
         }
     }
@@ -319,6 +308,39 @@ impl Trained {
         let states = rule.state_names().iter().map(|_| state(rule, numel, storage)).collect();
         let grad = Gradient::new(stage, spec, precision.for_param(spec.dtype), comm)?;
         Ok(Self { owned, master, states, grad })
+    }
+}
+
+impl Trained {
+    /// Updates the elements `run` of the bucket, which are `in_model` of the model weights, and
+    /// written there if `write` says so.
+    fn update(
+        &mut self,
+        unscaled: &Unscaled,
+        update: ParamUpdate<'_>,
+        (run, shard): (Range<usize>, &Range<usize>),
+        (model, in_model, write): (&mut Buffer, Range<usize>, bool),
+    ) {
+        let in_owned = offset(&run, self.owned.start);
+        let is_lent = model.region().is_lent();
+        let (master, model) = match &mut self.master {
+            Some(master) => {
+                let model = write.then(|| model.range_mut(in_model));
+                let mut master = master.range_mut(in_owned.clone());
+                if let (true, Some(model)) = (is_lent, &model) {
+                    kernels::adopt(model.as_view(), master.reborrow());
+                }
+                (master, model)
+            }
+            None => (model.range_mut(in_model), None),
+        };
+        let states = self.states.iter_mut();
+        let mut states: Vec<_> = states.map(|s| s.range_mut(in_owned.clone())).collect();
+        let values = self.grad.view(run, shard);
+        let (divisor, factor) = (unscaled.divisor(), unscaled.factor());
+        let grad = OptimGradient { values, divisor, factor };
+        let weights = Weights { master, states: &mut states, model };
+        update.rule.update(update.hyper, update.step, grad, weights);
     }
 }
 

@@ -20,10 +20,19 @@ pub(crate) struct HyperParams {
 /// How one parameter is updated in one step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ParamUpdate<'a> {
+    /// Whose rule and hyper-parameters these are.
+    group: OptimGroup,
     pub(crate) rule: &'a dyn Optimizer,
     pub(crate) hyper: Hyper,
     /// Counts the parameter's updates, from 1.
     pub(crate) step: u64,
+}
+
+impl ParamUpdate<'_> {
+    /// Whether another parameter is updated so too, in the same step.
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
+        self.group == other.group && self.step == other.step
+    }
 }
 
 impl HyperParams {
@@ -65,7 +74,7 @@ impl HyperParams {
         let GroupOptions { lr, weight_decay } = self.setup.groups[group.0];
         let hyper = Hyper { lr: lr * self.setup.schedule.factor(applied_steps), weight_decay };
         let rule = self.own[group.0].as_ref().unwrap_or(&self.setup.rule);
-        ParamUpdate { rule: &**rule, hyper, step }
+        ParamUpdate { group, rule: &**rule, hyper, step }
     }
 }
 

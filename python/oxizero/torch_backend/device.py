@@ -91,7 +91,8 @@ class Device:
     def measure(self, grads, divisor, power):
         """The sums of the quotients' powers, or their largest magnitudes, as numbers of the host:
         what a step reads of the device."""
-        return torch.stack([_measured(at(grad), divisor, power) for grad in grads]).tolist()
+        found = [size for run in _runs(grads) for size in _measured(run, divisor, power)]
+        return torch.stack(found).tolist()
 
 
 def _tree(parts):
@@ -103,18 +104,39 @@ def _tree(parts):
     return _tree(parts[:cut]) + _tree(parts[cut:])
 
 
-def _measured(grad, divisor, power):
-    found = torch.zeros((), dtype=torch.float64, device=grad.device)
-    for part, in blocks(grad):
-        sizes = (part.float() / scalar(divisor, part)).abs_().double()
-        if power is None:
-            found = torch.maximum(found, sizes.max())
+def _runs(elements):
+    """Those that lie beside each other, listed together: what is done to every element is done at
+    once, to at most `BLOCK` of them unless a single one has more."""
+    runs, numel = [], 0
+    for one in elements:
+        memory, dtype, start, end = one
+        follows = bool(runs) and runs[-1][-1][0] is memory and runs[-1][-1][1::2] == (dtype, start)
+        numel += end - start
+        if follows and numel <= BLOCK:
+            runs[-1].append(one)
         else:
-            found = found + _power(sizes, power).sum()
-    return found
+            runs.append([one])
+            numel = end - start
+    return runs
 
 
-def _power(sizes, power):
-    if power == 1:
+def _measured(run, divisor, power):
+    """The size of each gradient of a run."""
+    numels = [end - start for _, _, start, end in run]
+    memory, dtype, start, _ = run[0]
+    values = at((memory, dtype, start, start + sum(numels)))
+    if len(run) > 1:
+        return [_total(part, power) for part in _powers(values, divisor, power).split(numels)]
+    totals = [_total(_powers(part, divisor, power), power) for part, in blocks(values)]
+    return [_total(torch.stack(totals), power)]
+
+
+def _powers(values, divisor, power):
+    sizes = (values.float() / scalar(divisor, values)).abs_().double()
+    if power in (None, 1):
         return sizes
     return sizes * sizes if power == 2 else sizes * sizes * sizes
+
+
+def _total(powers, power):
+    return powers.max() if power is None else powers.sum()
