@@ -7,7 +7,7 @@ use oxizero_burn::Model;
 use oxizero_burn::llama::Tokens;
 use oxizero_core::config::Launch;
 use oxizero_core::{
-    Config, GradientPath, MemoryPlan, Mesh, Numel, PlanInput, Stage, UnitId, WorldSize,
+    Bytes, Config, GradientPath, MemoryPlan, Mesh, Numel, PlanInput, Stage, UnitId, WorldSize,
     assign_buckets, gradient_paths,
 };
 
@@ -80,6 +80,7 @@ impl Plan<'_> {
             accumulation: options.accumulation,
             state_count: self.state_count,
             shares_replicas,
+            scratch: Bytes(0),
             buckets: &buckets,
             order: &order,
         };

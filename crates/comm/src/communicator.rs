@@ -33,6 +33,12 @@ pub trait Communicator: Send + Sync {
     /// Whether [`alloc_replica`](Self::alloc_replica) gives the ranks one memory.
     fn shares_replicas(&self) -> bool;
 
+    /// The most memory that a reduce-scatter takes beside its operands while it runs, and never
+    /// more than `partial` itself; nothing where ranks read each other's memory.
+    fn scratch(&self) -> Bytes {
+        Bytes(0)
+    }
+
     /// Sums every rank's `partial`, and gives each rank its shard of the sum.
     ///
     /// Shard `r` is the `r`-th of `world_size` equal parts.

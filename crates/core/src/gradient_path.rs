@@ -158,6 +158,7 @@ mod tests {
             accumulation,
             state_count: 2,
             shares_replicas: false,
+            scratch: Bytes(0),
             buckets: &buckets,
             order: &[UnitId(0)],
         };

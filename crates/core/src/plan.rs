@@ -104,6 +104,8 @@ pub struct PlanInput<'a> {
     pub state_count: usize,
     /// Whether the ranks of a host hold one copy of replicated model weights.
     pub shares_replicas: bool,
+    /// The most that a reduce-scatter takes beside its operands, and never more than these.
+    pub scratch: Bytes,
     /// The buckets.
     pub buckets: &'a [BucketSpec],
     /// The order in which forward uses the units.
@@ -257,12 +259,25 @@ impl Walk<'_> {
         let bucket = &self.input.buckets[id.0];
         let adds = self.input.stage.grads() == Placement::Partial;
         let wire = self.precision(bucket).wire(if adds { self.input.accumulation } else { 1 });
-        if self.collected(bucket) != wire {
-            self.live.partial += full(bucket, wire);
+        let (collected, sent) = (self.partial(bucket), full(bucket, wire));
+        let is_cast = self.collected(bucket) != wire;
+        if is_cast {
+            self.live.partial += sent;
             self.note();
-            self.live.partial = self.live.partial - full(bucket, wire);
+            self.live.partial = self.live.partial - collected;
         }
-        self.live.partial = self.live.partial - self.partial(bucket);
+        let scratch = self.scratch(bucket, sent);
+        self.live.partial += scratch;
+        self.note();
+        self.live.partial = self.live.partial - scratch - if is_cast { sent } else { collected };
+    }
+
+    /// What a reduce-scatter of so many bytes takes beside them.
+    fn scratch(&self, bucket: &BucketSpec, sent: Bytes) -> Bytes {
+        match bucket.layout.world_size() {
+            WorldSize::ONE => Bytes(0),
+            _ => sent.min(self.input.scratch),
+        }
     }
 
     fn precision(&self, bucket: &BucketSpec) -> Precision {
@@ -300,6 +315,14 @@ mod tests {
 
     /// Three units of 64 bf16 elements each; the first is used again by the head.
     fn plan(stage: Stage, world_size: usize, order: &[usize], accumulation: usize) -> MemoryPlan {
+        plan_with(Bytes(0), stage, (world_size, order, accumulation))
+    }
+
+    fn plan_with(
+        scratch: Bytes,
+        stage: Stage,
+        (world_size, order, accumulation): (usize, &[usize], usize),
+    ) -> MemoryPlan {
         let spec = |unit| ParamSpec {
             contributions: order.iter().filter(|used| **used == unit).count().max(1),
             ..ParamSpec::new(format!("p{unit}"), &[8, 8], DType::Bf16, UnitId(unit))
@@ -314,9 +337,22 @@ mod tests {
             accumulation,
             state_count: 2,
             shares_replicas: true,
+            scratch,
             buckets: &buckets,
             order: &order,
         })
+    }
+
+    #[test]
+    fn what_a_reduction_takes_beside_its_operands_is_counted() {
+        let partial = |scratch, stage, ranks, accumulation| {
+            plan_with(Bytes(scratch), stage, (ranks, &[0, 1, 2], accumulation)).peak.partial
+        };
+        assert_eq!(partial(1000, Stage::Zero2, 2, 1), Bytes(128 + 128));
+        assert_eq!(partial(100, Stage::Zero2, 2, 1), Bytes(128 + 100));
+        assert_eq!(partial(100, Stage::Zero2, 1, 1), Bytes(128));
+        assert_eq!(partial(1000, Stage::Zero1, 2, 2), Bytes(256));
+        assert_eq!(partial(100, Stage::Zero1, 2, 1), Bytes(128 + 100));
     }
 
     /// The table of the ZeRO paper with an f32 accumulator, by hand: 192 parameters, two ranks.

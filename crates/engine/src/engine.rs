@@ -313,6 +313,7 @@ impl Engine {
             accumulation: self.options.accumulation,
             state_count: self.hyper.setup.rule.state_names().len(),
             shares_replicas: self.groups.world().shares_replicas(),
+            scratch: self.groups.world().scratch(),
             buckets: &buckets,
             order: &self.order,
         })
@@ -322,6 +323,11 @@ impl Engine {
     /// those of [`Chain::evaluate`](crate::chain::Chain::evaluate).
     pub fn step_traffic(&self) -> Traffic {
         self.step_traffic
+    }
+
+    /// The collectives of this rank so far, over all of its groups.
+    pub fn traffic(&self) -> Traffic {
+        self.groups.traffic()
     }
 
     /// Does something whose collectives are no part of a step.

@@ -97,15 +97,17 @@ impl Gradient {
             Sent { partial: sent, kept: Some(partial) }
         };
         self.held.fill(0);
-        let kept = sent.kept.as_ref().map(Buffer::len);
+        let (len, kept) = (sent.partial.len(), sent.kept.as_ref().map(Buffer::len));
+        let scratch = comm.scratch().min(len);
         match self.rest {
             Placement::Sharded => {
-                let most = sent.partial.len() + kept.unwrap_or_default();
+                // What was cast is let go before the rest is reduced.
+                let most = len + kept.unwrap_or_default().max(scratch);
                 self.reduce_into_shard(sent, to, comm)?;
                 Ok(most)
             }
             _ => {
-                let most = kept.map_or(Bytes(0), |_| sent.partial.len());
+                let most = kept.map_or(Bytes(0), |_| len) + scratch;
                 self.reduce_in_place(sent, to, comm)?;
                 Ok(most)
             }

@@ -74,7 +74,8 @@ impl EngineOptions {
 
     /// What a rank will hold of a model that is trained so, before anything is allocated: what
     /// [`Engine::plan`](crate::Engine::plan) says of an engine with these parameters, this order of
-    /// units and this update rule. `shares_replicas` is the communicator's.
+    /// units and this update rule. `shares_replicas` is the communicator's, which takes nothing
+    /// beside what it reduces (see [`scratch`](oxizero_comm::Communicator::scratch)).
     pub fn plan(
         &self,
         specs: &[ParamSpec],
@@ -92,6 +93,7 @@ impl EngineOptions {
             accumulation: self.accumulation,
             state_count: rule.state_names().len(),
             shares_replicas,
+            scratch: Bytes(0),
             buckets: &buckets,
             order,
         }))

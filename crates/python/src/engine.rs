@@ -278,6 +278,13 @@ impl Engine {
         Ok(self.lock(py)?.engine.peak_memory_total().0)
     }
 
+    /// Collectives that moved tensors so far, and small exchanges.
+    #[getter]
+    fn collectives(&self, py: Python<'_>) -> PyResult<(usize, usize)> {
+        let traffic = self.lock(py)?.engine.traffic();
+        Ok((traffic.collectives, traffic.exchanges))
+    }
+
     /// Tells the optimizer's groups, as they are from the next step on.
     fn set_groups(&self, py: Python<'_>, groups: Vec<Group>) -> PyResult<()> {
         let inner = &mut *self.lock(py)?;
@@ -342,7 +349,7 @@ fn broadcast(comm: &dyn Communicator, packed: Buffer, root: Rank) -> Result<Buff
 }
 
 /// What the deed returns, or the exception with which an operation of torch unwound.
-fn caught<T>(deed: impl FnOnce() -> T) -> PyResult<T> {
+pub(crate) fn caught<T>(deed: impl FnOnce() -> T) -> PyResult<T> {
     // Whoever calls this gives up what was in the middle of something.
     catch_unwind(AssertUnwindSafe(deed)).map_err(|payload| match payload.downcast::<PyErr>() {
         Ok(error) => *error,

@@ -6,6 +6,7 @@
 //! panics.
 
 use std::any::Any;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -175,6 +176,11 @@ impl Library for Moved {
         DEFAULT_DEADLINE
     }
 
+    /// So little that most of what is summed passes in pieces.
+    fn scratch(&self) -> Bytes {
+        Bytes(100)
+    }
+
     fn alloc(&self, bytes: Bytes) -> Result<Region, LibraryError> {
         Ok(Region::on_device(self.device.alloc(bytes)))
     }
@@ -183,10 +189,16 @@ impl Library for Moved {
         self.comm.exchange(bytes).map_err(said)
     }
 
-    fn all_to_all(&self, source: View<'_>, target: ViewMut<'_>) -> Result<(), LibraryError> {
+    fn all_to_all(
+        &self,
+        source: View<'_>,
+        elements: Range<usize>,
+        target: ViewMut<'_>,
+    ) -> Result<(), LibraryError> {
         let own = load(on_device(source));
-        let len = own.len().0 / self.members.size().get();
-        let part = self.rank().0 * len..(self.rank().0 + 1) * len;
+        let (size, len) = (own.dtype().size(), own.len().0 / self.members.size().get());
+        let first = self.rank().0 * len;
+        let part = first + elements.start * size..first + elements.end * size;
         let parts = self.all(&own)?.iter().flat_map(|all| all[part.clone()].to_vec()).collect();
         put(parts, target);
         Ok(())

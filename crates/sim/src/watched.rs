@@ -151,6 +151,10 @@ impl Communicator for Watched {
         self.inner().is_ok_and(|inner| inner.shares_replicas())
     }
 
+    fn scratch(&self) -> Bytes {
+        self.inner().map(|inner| inner.scratch()).unwrap_or_default()
+    }
+
     fn reduce_scatter(&self, op: ReduceScatter) -> Result<Handle<ReduceScatter>, CommError> {
         self.enter(Kind::ReduceScatter)?.reduce_scatter(op)
     }

@@ -30,6 +30,9 @@ class Group:
         # that is destroyed and made again would meet what the store has of the first.
         self._splits = {}
         self._is_split = False
+        # What this rank tells and all have told, and tensors of both: kept, as nearly all that
+        # ranks tell each other is equally long.
+        self._own, self._all, self._tensors = b"", b"", []
         if len(self._ranks) > 1:
             self._control = self._new("gloo")
             self._data = self._control if device.type == "cpu" else self._new(_backend(device))
@@ -39,17 +42,23 @@ class Group:
 
     def exchange(self, given):
         """Every member's bytes, equally many on each."""
-        mine, all_of_them = bytearray(given), bytearray(len(given) * len(self._ranks))
-        _gather(_tensor(all_of_them), _tensor(mine), self._control)
         size = len(given)
-        starts = range(0, len(all_of_them), size)
-        return [bytes(all_of_them[start : start + size]) for start in starts]
+        if size != len(self._own):
+            self._own, self._all = bytearray(size), bytearray(size * len(self._ranks))
+            self._tensors = [torch.frombuffer(b, dtype=torch.uint8) for b in (self._all, self._own)]
+        self._own[:] = given
+        _gather(*self._tensors, self._control)
+        return [bytes(self._all[start : start + size]) for start in range(0, len(self._all), size)]
 
-    def all_to_all(self, source, target):
-        """The members' equal parts of their sources that are this rank's, in their order."""
-        source, target = _bytes(source), _bytes(target)
+    def all_to_all(self, source, elements, target):
+        """Of the members' equal parts of their sources that are this rank's: these elements, in
+        the members' order."""
+        target = _bytes(target)
         if target.numel() > 0:
-            distributed.all_to_all_single(target, source, group=self._data)
+            parts = at(source).view(len(self._ranks), -1)[:, slice(*elements)]
+            # No copy of whole parts.
+            parts = parts.contiguous().view(-1).view(torch.uint8)
+            distributed.all_to_all_single(target, parts, group=self._data)
 
     def all_gather(self, shard, full):
         """Every member's equal part; this rank's is `shard`, or lies in `full` already."""
@@ -95,6 +104,9 @@ class Group:
         self._leave_word("failed")
         self._disconnect()
         words = self._words()
+        self._leave_word("read", "/read")
+        if self._rank == 0:
+            self._await_readers(set(words) - {0})
         for rank, word in words.items():
             if word.startswith("aborted "):
                 culprit, _, why = word.removeprefix("aborted ").partition(": ")
@@ -136,11 +148,18 @@ class Group:
             getattr(group, "abort", lambda: None)()
         self._end()
 
-    def _leave_word(self, word):
+    def _leave_word(self, word, of=""):
         try:
-            _store().set(f"{self._place}/{self._rank}", word)
+            _store().set(f"{self._place}/{self._rank}{of}", word)
         except Exception:
             pass  # the store went with the rank that keeps it
+
+    def _await_readers(self, ranks):
+        """Keeps the store for those who have left word, until they have read the others'."""
+        keys = [f"{self._place}/{rank}/read" for rank in ranks]
+        until = time.monotonic() + _WORD.total_seconds()
+        while time.monotonic() < until and not _store().check(keys):
+            time.sleep(0.02)
 
     def _words(self):
         """What each rank has said; waits a while for those that have said nothing."""
@@ -170,10 +189,6 @@ def _store():
 
 def _bytes(elements):
     return at(elements).view(torch.uint8)
-
-
-def _tensor(memory):
-    return torch.frombuffer(memory, dtype=torch.uint8) if memory else torch.empty(0)
 
 
 def _gather(full, shard, group):

@@ -226,6 +226,10 @@ impl Communicator for FaultyComm {
         self.inner.shares_replicas()
     }
 
+    fn scratch(&self) -> Bytes {
+        self.inner.scratch()
+    }
+
     fn reduce_scatter(&self, mut op: ReduceScatter) -> Result<Handle<ReduceScatter>, CommError> {
         self.spoil_partial(&mut op)?;
         let mut summed = self.inner.reduce_scatter(op)?.wait()?;

@@ -5,6 +5,7 @@ mod cases;
 mod data;
 mod deadlocks;
 mod failures;
+mod library;
 mod many;
 mod meshes;
 mod one_by_one;
@@ -75,6 +76,42 @@ conformance! {
     deadlocks::a_slow_rank_is_waited_for,
     deadlocks::one_order_of_many_groups_is_no_deadlock,
     deadlocks::two_threads_may_wait_crosswise,
+}
+
+macro_rules! on_a_library {
+    ($($module:ident::$name:ident),* $(,)?) => {
+        mod on_a_library {
+            $(#[test] fn $name() {
+                super::in_threads(|comm| super::$module::$name(super::library::over(comm)));
+            })*
+        }
+    };
+}
+
+// Without those cases in which ranks learn of an error only from the library.
+on_a_library! {
+    cases::sums_equal_a_plain_loop,
+    cases::sums_are_trees_in_rank_order,
+    cases::partial_sums_become_replicated,
+    cases::gathers_complete_every_buffer,
+    cases::replicas_hold_every_shard,
+    cases::broadcasts_come_from_each_root,
+    cases::exchanges_are_in_rank_order,
+    cases::traffic_is_counted,
+    cases::groups_work_apart,
+    cases::memory_is_zeroed_whenever_it_is_handed_out,
+    many::many_shards_are_one_collective,
+    many::shards_of_replicas_are_gathered,
+    one_by_one::shards_that_are_gathered_one_by_one_are_the_same,
+    many::lengths_that_do_not_add_up_are_an_error_on_every_rank,
+    many::other_sums_of_shards_are_named,
+    many::shards_that_do_not_fit_are_refused,
+    failures::mismatches_name_both_sides,
+}
+
+#[test]
+fn a_library_sums_in_pieces() {
+    in_threads(library::pieces_of_any_size_give_the_same_sum);
 }
 
 fn in_threads(case: Case) {

@@ -1,5 +1,6 @@
 //! `torch.distributed` as the library of a communicator.
 
+use std::ops::Range;
 use std::panic::resume_unwind;
 use std::time::Duration;
 
@@ -87,9 +88,15 @@ impl Library for TorchGroup {
         self.call(|py, group| group.call_method1("exchange", (PyBytes::new(py, bytes),))?.extract())
     }
 
-    fn all_to_all(&self, source: View<'_>, target: ViewMut<'_>) -> Result<(), LibraryError> {
+    fn all_to_all(
+        &self,
+        source: View<'_>,
+        elements: Range<usize>,
+        target: ViewMut<'_>,
+    ) -> Result<(), LibraryError> {
         self.call(|py, group| {
-            let args = (at_view(py, source), at_view(py, target.as_view()));
+            let (source, target) = (at_view(py, source), at_view(py, target.as_view()));
+            let args = (source, (elements.start, elements.end), target);
             group.call_method1("all_to_all", args).map(drop)
         })
     }
