@@ -74,6 +74,18 @@ class Products(torch.nn.Module):
         return sum((tensor * x).sum() for tensor in self.tensors)
 
 
+class Joined(torch.nn.Module):
+    """All tensors, one after the other, times one number, which is every gradient: one operation
+    for as many tensors as there are."""
+
+    def __init__(self, tensors):
+        super().__init__()
+        self.tensors = torch.nn.ParameterList(tensors)
+
+    def forward(self, x):
+        return (torch.cat(list(self.tensors)) * x).sum()
+
+
 CONTEXT, VOCAB = 128, 512
 
 

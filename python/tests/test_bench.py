@@ -36,3 +36,34 @@ def test_reading_gradients_is_measured_beside_a_loop(tmp_path):
     rows = measured("gradients.py", *size, folder=tmp_path)
     assert list(rows) == [f"gradients/10/oxizero-2/{what}" for what in ("loop", "model_grads")]
     assert rows["gradients/10/oxizero-2/loop"]["ratio"] == 1.0
+
+
+def built():
+    """Whether cargo has built the command that some benches run."""
+    sys.path.insert(0, str(BENCH))
+    try:
+        import command
+    finally:
+        sys.path.remove(str(BENCH))
+    return command.path().exists()
+
+
+def test_collectives_are_measured_beside_gloos(tmp_path):
+    rows = measured("collectives.py", "--sizes", "64KiB", folder=tmp_path)
+    engines = ["gloo", *(["oxizero"] if built() else [])]
+    done = ["reduce_scatter/f32", "reduce_scatter/bf16", "all_reduce/f32", "all_gather/f32"]
+    assert list(rows) == [f"{e}/{what}/64KiB" for e in engines for what in ["memcpy", *done]]
+    assert rows["gloo/memcpy/64KiB"]["ratio"] == 1.0
+
+
+def test_updates_are_measured_beside_their_peers(tmp_path):
+    rows = measured("optimizer.py", "--numel", 300_000, "--steps", 1, folder=tmp_path)
+    names = [name.split("/")[1] for name in rows if "deepspeed" not in name]
+    assert names == ["torch-fused", *(["oxizero-f32", "oxizero-bf16"] if built() else [])]
+
+
+def test_what_hooks_cost_is_measured_above_forward_and_backward(tmp_path):
+    size = ["--params", 50, "--numel", 4, "--steps", 3, "--ranks", 1, "--engines", "oxizero 2"]
+    rows = measured("overhead.py", *size, folder=tmp_path)
+    names = ["compute/total", "oxizero-2/total", "oxizero-2/added"]
+    assert list(rows) == [f"overhead/{name}" for name in names]

@@ -13,9 +13,10 @@ pub(crate) fn fill(
     period: usize,
     element: impl Fn(usize) -> f32,
 ) {
-    let len = BLOCK.next_multiple_of(period);
-    let block: Vec<f32> = (first..first + len).map(|index| element(index % period)).collect();
     let numel = target.as_view().numel().0;
+    let len = BLOCK.next_multiple_of(period);
+    let block = first..first + len.min(numel);
+    let block: Vec<f32> = block.map(|index| element(index % period)).collect();
     for start in (0..numel).step_by(len) {
         let end = numel.min(start + len);
         kernels::cast(View::F32(&block[..end - start]), target.reborrow().range(start..end));
