@@ -348,6 +348,7 @@ fn executables(root: &Path) -> Vec<String> {
         "test",
         ".ci/run",
         "bench/set-up.sh",
+        "scripts/instructions.sh",
         "scripts/python-test.sh",
         "scripts/python-example.sh",
     ];
