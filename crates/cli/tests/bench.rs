@@ -26,9 +26,11 @@ fn gradients_are_told_in_the_form_of_every_bench() {
     let names: Vec<_> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
     let of = |tensors: usize| {
         ["full_grads/first", "full_grads/copy", "full_grads/fresh", "full_grad/loop"]
-            .map(|what| format!("{what}/{tensors}"))
+            .into_iter()
+            .chain(["grad_views/open", "grad_views/read"])
+            .map(move |what| format!("{what}/{tensors}"))
     };
-    for name in of(150).into_iter().chain(of(1500)).chain(["memcpy".into()]) {
+    for name in of(150).chain(of(1500)).chain(["memcpy".into(), "read".into()]) {
         assert_eq!(names.iter().filter(|other| **other == name).count(), 1, "{name}: {names:?}");
     }
     for row in &rows {
@@ -50,7 +52,7 @@ fn what_is_read_depends_on_no_stage_and_no_dtype() {
         let got = gradients(&place, flags);
         for tensors in [150, 1500] {
             let hashes = [hashes(&expected, tensors), hashes(&got, tensors)].concat();
-            assert_eq!(hashes.len(), 8);
+            assert_eq!(hashes.len(), 12);
             assert!(hashes.iter().all(|hash| *hash == hashes[0]), "{flags}: {hashes:?}");
         }
     }
@@ -62,7 +64,7 @@ fn the_table_names_everything_and_bad_flags_are_refused() {
     let output = place.run("bench gradients --params 300001 --rounds 1 --ranks 1");
     let table = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && table.starts_with("gradients: 300001 parameters, f32"));
-    assert_eq!(table.lines().count(), 13, "{table}");
+    assert_eq!(table.lines().count(), 18, "{table}");
     for flags in ["--params 9", "--rounds 0", "--dtype f16", "--stage 4", "--ranks 0"] {
         let output = place.run(&format!("bench gradients {flags}"));
         assert_eq!(output.status.code(), Some(2), "{flags}");

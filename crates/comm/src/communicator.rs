@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use oxizero_core::{Bytes, ProcessGroup, Rank, WorldSize};
+use oxizero_core::{Bytes, DType, ProcessGroup, Rank, WorldSize};
 use oxizero_device::kernels::Combine;
 use oxizero_device::{Buffer, Region, View};
 
-use crate::{CommError, Handle, one_by_one};
+use crate::{CommError, Handle, PeerViews, one_by_one, peer_views};
 
 /// Moves flat buffers between the ranks of one process group.
 ///
@@ -70,6 +70,23 @@ pub trait Communicator: Send + Sync {
         full: Buffer,
     ) -> Result<Handle<(Vec<OwnShard>, Buffer)>, CommError> {
         Ok(Handle::done(one_by_one::gather(self, shards, full)))
+    }
+
+    /// Lets every rank read all ranks' `shards`, which are of `dtype`, until
+    /// [`end_peer_views`](Self::end_peer_views); all ranks give equally many. One collective: what
+    /// a rank wrote before is seen by all.
+    ///
+    /// Where ranks share memory, shards of [`alloc`](Self::alloc) are read where they lie, and
+    /// others are refused. Other back ends copy, and [`PeerViews::is_copy`] says so.
+    fn peer_views(&self, shards: Vec<OwnShard>, dtype: DType) -> Result<PeerViews, CommError> {
+        peer_views::copied(self, shards, dtype)
+    }
+
+    /// Waits until no rank reads this rank's shards any more, and returns them. A rank that does
+    /// not call it is named at the deadline. Nobody waits for what was copied.
+    fn end_peer_views(&self, views: PeerViews) -> Result<Vec<OwnShard>, CommError> {
+        assert!(views.is_copy(), "{views:?} are another communicator's");
+        Ok(views.into_own())
     }
 
     /// Sums every rank's `buffer`, and gives every rank the whole sum in its place.

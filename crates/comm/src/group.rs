@@ -11,7 +11,8 @@ use crate::error::KnownTo;
 use crate::operation::{Kind, Operation};
 use crate::transport::{Offer, Peers, Transport};
 use crate::{
-    Allocated, CommError, Communicator, Handle, OwnShard, ReduceScatter, ReduceTarget, Traffic,
+    Allocated, CommError, Communicator, Handle, OwnShard, PeerViews, ReduceScatter, ReduceTarget,
+    Traffic, peer_views,
 };
 
 /// One rank's communicator. Operations run when they are issued, on the calling thread.
@@ -289,6 +290,35 @@ impl<T: Transport> Communicator for Group<T> {
             Ok((shards, full))
         };
         Ok(Handle::done(self.run(kind, Some(dtype), numel, deed)))
+    }
+
+    fn peer_views(&self, shards: Vec<OwnShard>, dtype: DType) -> Result<PeerViews, CommError> {
+        let Some(lender) = self.transport.lender() else {
+            return peer_views::copied(self, shards, dtype);
+        };
+        peer_views::check(&shards, dtype)?;
+        if !shards.iter().all(|shard| lender.reaches(shard.view().bytes())) {
+            let problem = "a shard does not lie in memory of alloc(); only that can be lent";
+            return Err(misuse("peer views", problem.into()));
+        }
+        let kind = Kind::PeerViews { shards: shards.len() };
+        self.run(kind, Some(dtype), Numel(0), |operation| {
+            let own: Vec<&[u8]> = shards.iter().map(|shard| shard.view().bytes()).collect();
+            let lent = lender.lend(operation, &own)?;
+            self.count_collective(Bytes(0));
+            Ok(PeerViews::in_place(self.rank(), dtype, shards, lent))
+        })
+    }
+
+    fn end_peer_views(&self, views: PeerViews) -> Result<Vec<OwnShard>, CommError> {
+        if views.is_copy() {
+            return Ok(views.into_own());
+        }
+        self.run(Kind::EndPeerViews, None, Numel(0), |operation| {
+            self.transport.meet(operation, Offer::Pieces(&[]), &mut |_, _| {})?;
+            lock(&self.traffic).exchanges += 1;
+            Ok(views.into_own())
+        })
     }
 
     fn broadcast(&self, mut buffer: Buffer, root: Rank) -> Result<Handle<Buffer>, CommError> {

@@ -12,6 +12,7 @@ mod handle;
 pub mod library;
 mod one_by_one;
 mod operation;
+mod peer_views;
 mod redistribute;
 pub mod shm;
 pub mod threads;
@@ -21,6 +22,7 @@ mod waits;
 pub use communicator::{Allocated, Communicator, OwnShard, ReduceScatter, ReduceTarget, Traffic};
 pub use error::CommError;
 pub use handle::Handle;
+pub use peer_views::PeerViews;
 pub use redistribute::redistribute;
 
 /// How long a rank waits for another by default. Long, since rank 0 may evaluate alone.

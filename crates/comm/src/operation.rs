@@ -29,6 +29,12 @@ pub(crate) enum Kind {
     Broadcast {
         root: Rank,
     },
+    /// From here on the members read what each has lent: so many shards a rank.
+    PeerViews {
+        shards: usize,
+    },
+    /// No member reads any more what was lent.
+    EndPeerViews,
     Exchange,
     Barrier,
     AllocReplica,
@@ -53,6 +59,8 @@ impl Operation {
             Kind::AllocReplica => (5, 0),
             Kind::Split => (6, 0),
             Kind::AllGatherMany { shards } => (7, shards as u64),
+            Kind::PeerViews { shards } => (8, shards as u64),
+            Kind::EndPeerViews => (9, 0),
         };
         let dtype = self.dtype.and_then(|dtype| DType::ALL.iter().position(|d| *d == dtype));
         let dtype = dtype.map_or(0, |index| index + 1) as u64;
@@ -75,6 +83,8 @@ impl Operation {
             5 => Kind::AllocReplica,
             6 => Kind::Split,
             7 => Kind::AllGatherMany { shards: detail },
+            8 => Kind::PeerViews { shards: detail },
+            9 => Kind::EndPeerViews,
             kind => panic!("no operation has the code {kind}"),
         };
         let dtype = (word >> 8 & 0xff) as usize;
@@ -110,6 +120,8 @@ impl fmt::Display for Operation {
             Kind::Broadcast { root } => write!(f, "broadcast from rank {root}")?,
             Kind::Exchange => write!(f, "exchange")?,
             Kind::Barrier => return write!(f, "barrier"),
+            Kind::PeerViews { shards } => write!(f, "views of {shards} shards a rank")?,
+            Kind::EndPeerViews => return write!(f, "end of views"),
             Kind::AllocReplica => write!(f, "allocation of a replica")?,
             Kind::Split => return write!(f, "split into a group of {} ranks", self.numel),
         }

@@ -7,6 +7,7 @@ use oxizero_core::{Bytes, ProcessGroup, Rank, WorldSize};
 use oxizero_device::Region;
 
 use crate::operation::Operation;
+use crate::peer_views::PeerPieces;
 use crate::{Allocated, CommError};
 
 /// One rank's end of a process group.
@@ -32,6 +33,11 @@ pub(crate) trait Transport: Send + Sync + Sized + 'static {
         read: &mut dyn FnMut(&mut Region, &dyn Peers),
     ) -> Result<(), CommError>;
 
+    /// How members lend memory beyond an operation; `None` where they share none.
+    fn lender(&self) -> Option<&dyn Lender> {
+        None
+    }
+
     /// See [`Communicator::alloc`](crate::Communicator::alloc).
     fn alloc(&self, bytes: Bytes) -> Result<Region, CommError>;
 
@@ -51,6 +57,20 @@ pub(crate) trait Transport: Send + Sync + Sized + 'static {
     fn allocated(&self) -> Allocated;
 }
 
+/// Lends memory to the other members.
+pub(crate) trait Lender {
+    /// Whether `piece` lies in memory that all share; others cannot be lent.
+    fn reaches(&self, piece: &[u8]) -> bool;
+
+    /// Meets the other members for `operation`, and returns what they have lent, as many pieces as
+    /// this rank. All stays as it is until the members have met again, or there is a failure.
+    fn lend(
+        &self,
+        operation: &Operation,
+        pieces: &[&[u8]],
+    ) -> Result<Box<dyn PeerPieces>, CommError>;
+}
+
 /// The bytes that the other members may read during one operation.
 pub(crate) enum Offer<'a> {
     /// So many bytes of one region.
@@ -63,6 +83,12 @@ pub(crate) enum Offer<'a> {
 pub(crate) trait Peers {
     /// What `rank`, another member, offers as its piece `index`; it offers as many as this rank.
     fn piece(&self, rank: Rank, index: usize) -> &[u8];
+
+    /// Where that lies in the memory that all share.
+    fn place(&self, rank: Rank, index: usize) -> Option<Range<usize>> {
+        let _ = (rank, index);
+        None
+    }
 
     /// The bytes of `range` of what `rank`, another member, offers; on a multiple of 64 bytes
     /// where the offer and the range start on one.

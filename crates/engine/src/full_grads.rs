@@ -164,13 +164,13 @@ impl Engine {
     }
 
     /// The process groups, and the dtypes of accumulators, of trained buckets; ascending.
-    fn keys(&self, axes: impl Fn(&Bucket) -> Option<Axes>) -> BTreeSet<(Axes, DType)> {
+    pub(crate) fn keys(&self, axes: impl Fn(&Bucket) -> Option<Axes>) -> BTreeSet<(Axes, DType)> {
         let key = |bucket: &Bucket| Some((axes(bucket)?, bucket.grad_dtype()?));
         self.buckets.iter().filter_map(key).collect()
     }
 
     /// The buckets of a process group and dtype; those that are shared alike beside each other.
-    fn members(&self, reduced: Axes, dtype: DType) -> Vec<usize> {
+    pub(crate) fn members(&self, reduced: Axes, dtype: DType) -> Vec<usize> {
         let is_member = |index: &usize| {
             let bucket = &self.buckets[*index];
             bucket.spec().sharing.reduced == reduced && bucket.grad_dtype() == Some(dtype)

@@ -4,8 +4,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use oxizero_comm::{Allocated, CommError, Communicator, Handle, OwnShard, ReduceScatter, Traffic};
-use oxizero_core::{Bytes, ProcessGroup, Random, Rank, WorldSize};
+use oxizero_comm::{
+    Allocated, CommError, Communicator, Handle, OwnShard, PeerViews, ReduceScatter, Traffic,
+};
+use oxizero_core::{Bytes, DType, ProcessGroup, Random, Rank, WorldSize};
 use oxizero_device::{Buffer, Region};
 
 /// What is done to the ranks of a world.
@@ -44,6 +46,8 @@ pub enum Kind {
     ReduceScatter,
     /// [`Communicator::all_gather`] and [`Communicator::all_gather_into`].
     AllGather,
+    /// [`Communicator::peer_views`].
+    PeerViews,
     /// [`Communicator::broadcast`].
     Broadcast,
     /// [`Communicator::exchange`].
@@ -177,6 +181,14 @@ impl Communicator for Watched {
         full: Buffer,
     ) -> Result<Handle<(Vec<OwnShard>, Buffer)>, CommError> {
         self.enter(Kind::AllGather)?.all_gather_many(shards, full)
+    }
+
+    fn peer_views(&self, shards: Vec<OwnShard>, dtype: DType) -> Result<PeerViews, CommError> {
+        self.enter(Kind::PeerViews)?.peer_views(shards, dtype)
+    }
+
+    fn end_peer_views(&self, views: PeerViews) -> Result<Vec<OwnShard>, CommError> {
+        self.enter(Kind::Barrier)?.end_peer_views(views)
     }
 
     fn broadcast(&self, buffer: Buffer, root: Rank) -> Result<Handle<Buffer>, CommError> {

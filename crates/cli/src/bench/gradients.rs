@@ -4,11 +4,14 @@
 //! something lies already, as for [`Engine::full_grads_into`] in a training loop, and
 //! `memcpy/fresh` into memory that is asked for anew, as [`Engine::full_grads`] asks for its own.
 //! The first touch of a fresh page is a page fault: all of them together cost more than the copy.
+//! Views are compared with `read`, a read of as many bytes in one piece.
 
 use std::hint::black_box;
 
 use clap::Args;
-use oxizero::{Engine, EngineOptions, GradView, GroupOptions, ModelGrads, OptimizerSetup, Scope};
+use oxizero::{
+    Engine, EngineOptions, GradPiece, GradView, GroupOptions, ModelGrads, OptimizerSetup, Scope,
+};
 use oxizero_comm::Communicator;
 use oxizero_core::config::Launch;
 use oxizero_core::{Bytes, DType, ParamId, Precision, ProcessGroup, Stage, WorldSize};
@@ -43,6 +46,7 @@ const TENSORS: [usize; 2] = [150, 1500];
 
 const MEMCPY: &str = "memcpy";
 const MEMCPY_FRESH: &str = "memcpy/fresh";
+const READ: &str = "read";
 
 /// A rank's least, a parameter: two copies, and what is read of each model.
 const BYTES_A_PARAM: usize = (2 + TENSORS.len()) * size_of::<f32>();
@@ -99,6 +103,13 @@ impl Copies {
         Ok(())
     }
 
+    fn time_read(&self, clock: &mut Clock, comm: &dyn Communicator) -> Result<(), RankError> {
+        let lap = Lap::start(comm)?;
+        black_box(read(black_box(&self.source)));
+        clock.stop(lap, READ, READ, comm)?;
+        Ok(())
+    }
+
     /// Returns the copy: while it is alive, the allocator cannot give its memory to others.
     fn time_fresh(
         &self,
@@ -110,6 +121,11 @@ impl Copies {
         clock.stop(lap, MEMCPY_FRESH, MEMCPY, comm)?;
         Ok(black_box(fresh))
     }
+}
+
+/// Looks at every element: the sum of their bits, which does not wait for additions of floats.
+fn read(values: &[f32]) -> u32 {
+    values.iter().fold(0, |sum, value| sum.wrapping_add(value.to_bits()))
 }
 
 /// The model in so many tensors, on this rank.
@@ -162,6 +178,7 @@ impl Subject {
             self.check(&self.refilled, round, what)?;
         }
         self.time_fresh(round, copies, clock)?;
+        self.time_views(copies, clock)?;
         let lap = Lap::start(self.engine.communicator())?;
         for param in 0..self.tensors {
             black_box(self.engine.full_grad(ParamId(param))?);
@@ -190,6 +207,37 @@ impl Subject {
         self.check(&grads, round, "fresh")
     }
 
+    /// Views, and views that are read in full. They show what was copied last.
+    fn time_views(&mut self, copies: &Copies, clock: &mut Clock) -> Result<(), RankError> {
+        let lap = Lap::start(self.engine.communicator())?;
+        self.engine.view_grads()?.close()?;
+        self.stop(clock, lap, "grad_views/open", READ)?;
+        copies.time_read(clock, self.engine.communicator())?;
+        let lap = Lap::start(self.engine.communicator())?;
+        let views = self.engine.view_grads()?;
+        let pieces = views.iter().flat_map(|(_, pieces)| pieces);
+        black_box(pieces.fold(0, |sum: u32, piece| sum.wrapping_add(read(piece.values))));
+        views.close()?;
+        self.stop(clock, lap, "grad_views/read", READ)?;
+        self.check_views()
+    }
+
+    fn check_views(&mut self) -> Result<(), RankError> {
+        let views = self.engine.view_grads()?;
+        let is_copied = |param: usize| {
+            let whole = self.refilled.get(ParamId(param))?;
+            let mut pieces = views.get(ParamId(param))?;
+            let is_range = |piece: GradPiece<'_>| {
+                whole.range(piece.elements).bytes() == GradView::F32(piece.values).bytes()
+            };
+            pieces.all(is_range).then_some(())
+        };
+        let wrong = (0..self.tensors).find(|param| is_copied(*param).is_none());
+        views.close()?;
+        wrong.map_or(Ok(()), |param| Err(self.wrong(param, "views")))
+    }
+
+    /// A micro-batch, without the model's arithmetic.
     fn backward(&mut self, round: usize) -> Result<(), RankError> {
         let rank = self.engine.communicator().rank();
         let given = self.known.given(rank, round, self.dtype);

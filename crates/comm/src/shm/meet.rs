@@ -9,12 +9,13 @@ use oxizero_core::{Bytes, ProcessGroup, Rank, WorldSize};
 use oxizero_device::Region;
 
 use super::control::{Meeting, Seat};
-use super::memory::{Offers, PIECE_BYTES, piece_to_bytes};
+use super::memory::{LentPieces, Offers, PIECE_BYTES, piece_to_bytes};
 use super::section::Reservation;
 use super::signal::Signal;
 use super::{INTERRUPTED, Process, Replicas};
 use crate::operation::Operation;
-use crate::transport::{Failure, Offer, Peers, Transport};
+use crate::peer_views::PeerPieces;
+use crate::transport::{Failure, Lender, Offer, Peers, Transport};
 use crate::waits::Watch;
 use crate::{Allocated, CommError};
 
@@ -281,6 +282,10 @@ impl Transport for ShmTransport {
         Ok(())
     }
 
+    fn lender(&self) -> Option<&dyn Lender> {
+        Some(self)
+    }
+
     fn alloc(&self, bytes: Bytes) -> Result<Region, CommError> {
         self.process.section.alloc(bytes)
     }
@@ -341,6 +346,45 @@ impl Transport for ShmTransport {
 
     fn allocated(&self) -> Allocated {
         self.process.section.allocated()
+    }
+}
+
+impl Lender for ShmTransport {
+    fn reaches(&self, piece: &[u8]) -> bool {
+        self.place_of(piece).is_some()
+    }
+
+    fn lend(
+        &self,
+        operation: &Operation,
+        pieces: &[&[u8]],
+    ) -> Result<Box<dyn PeerPieces>, CommError> {
+        let mut places = vec![Vec::new(); self.members.size().get()];
+        let mut read = |_: &mut Region, peers: &dyn Peers| {
+            for rank in self.members.size().ranks().filter(|rank| *rank != self.rank) {
+                let all = (0..pieces.len()).filter_map(|index| peers.place(rank, index));
+                places[rank.0] = all.collect();
+            }
+        };
+        self.meet(operation, Offer::Pieces(pieces), &mut read)?;
+        let pieces = LentPieces::new(Arc::clone(&self.process.mapping), places);
+        Ok(Box::new(LentByPeers { process: Arc::clone(&self.process), pieces }))
+    }
+}
+
+struct LentByPeers {
+    process: Arc<Process>,
+    pieces: LentPieces,
+}
+
+impl PeerPieces for LentByPeers {
+    fn piece(&self, rank: Rank, index: usize) -> &[u8] {
+        self.pieces.piece(rank, index)
+    }
+
+    fn abandon(&self) {
+        let why = "it dropped what it had lent to other ranks, who may still read it";
+        self.process.control().fail(Failure::Aborted(self.process.rank, why.to_owned()));
     }
 }
 

@@ -6,6 +6,7 @@ use std::ffi::c_void;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use oxizero_core::{Bytes, Rank, WorldSize};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
@@ -126,6 +127,20 @@ impl Mapping {
         unsafe { self.start.add(offset) }
     }
 
+    /// The bytes of `range`.
+    ///
+    /// # Safety
+    ///
+    /// Nobody writes to them for as long as they are borrowed.
+    unsafe fn slice(&self, range: Range<usize>) -> &[u8] {
+        let end = range.start.checked_add(range.len()).filter(|end| *end <= self.len);
+        assert!(end.is_some(), "an offer of {range:?} lies outside of the mapping");
+        let start = self.address(range.start);
+        // SAFETY: in bounds by the assertion, and initialised, as all of a memfd is; the caller
+        // promises that nobody writes there.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), range.len()) }
+    }
+
     /// Where `address` lies in the shared memory, if it does.
     pub(super) fn offset(&self, address: NonNull<u8>) -> Option<usize> {
         let offset = address.addr().get().checked_sub(self.start.addr().get())?;
@@ -181,26 +196,56 @@ impl<'a> Offers<'a> {
         Self { mapping, ranges }
     }
 
+    /// Where piece `index` of `rank` lies.
+    fn entry(&self, rank: Rank, index: usize) -> Range<usize> {
+        let entry = index * PIECE_BYTES..(index + 1) * PIECE_BYTES;
+        piece_from_bytes(self.bytes(rank, entry).try_into().expect("the length of an entry"))
+    }
+
     fn slice(&self, range: Range<usize>) -> &[u8] {
-        let end = range.start.checked_add(range.len()).filter(|end| *end <= self.mapping.len);
-        assert!(end.is_some(), "an offer of {range:?} lies outside of the mapping");
-        let start = self.mapping.address(range.start);
-        // SAFETY: in bounds by the assertion, and initialised, as all of a memfd is. Nobody writes
-        // to it meanwhile: its owner lent it to the operation, which completes for the owner when
-        // this process, too, has said that it has read; `ShmTransport::meet` keeps that order, and
-        // the collectives keep each rank's writes off what others read. Where the operation fails
-        // for the owner once others may read, the world's failure is set before the owner has its
-        // memory back, and from then on `Section` neither clears nor hands out again what is
-        // dropped. (Where ranks disagree on the operation, all of them find that before they read.)
-        unsafe { std::slice::from_raw_parts(start.as_ptr(), range.len()) }
+        // SAFETY: nobody writes to it meanwhile: its owner lent it to the operation, which
+        // completes for the owner when this process, too, has said that it has read;
+        // `ShmTransport::meet` keeps that order, and the collectives keep each rank's writes off
+        // what others read. Where the operation fails for the owner once others may read, the
+        // world's failure is set before the owner has its memory back, and from then on `Section`
+        // neither clears nor hands out again what is dropped. (Where ranks disagree on the
+        // operation, all of them find that before they read.)
+        unsafe { self.mapping.slice(range) }
+    }
+}
+
+/// Pieces that the members of a group lend each other beyond one operation.
+pub(super) struct LentPieces {
+    mapping: Arc<Mapping>,
+    /// Of the rank that reads there are none.
+    places: Vec<Vec<Range<usize>>>,
+}
+
+impl LentPieces {
+    /// `places`, by rank, were posted by members who write to no byte there until all members have
+    /// said that they read no more, by dropping this.
+    pub(super) fn new(mapping: Arc<Mapping>, places: Vec<Vec<Range<usize>>>) -> Self {
+        Self { mapping, places }
+    }
+
+    pub(super) fn piece(&self, rank: Rank, index: usize) -> &[u8] {
+        let place = self.places[rank.0][index].clone();
+        // SAFETY: nobody writes there while `self` lives: the buffer of the owner belongs to the
+        // owner's `PeerViews`, which gives it back only when all members have met again, for which
+        // this rank first gives up its own `PeerViews`, and `self` with it. An owner that drops
+        // them before, or whose meeting fails, makes a failure the world's first, and from then on
+        // `Section` neither clears nor hands out again what is dropped.
+        unsafe { self.mapping.slice(place) }
     }
 }
 
 impl Peers for Offers<'_> {
     fn piece(&self, rank: Rank, index: usize) -> &[u8] {
-        let entry = index * PIECE_BYTES..(index + 1) * PIECE_BYTES;
-        let entry = self.bytes(rank, entry).try_into().expect("the length of an entry");
-        self.slice(piece_from_bytes(entry))
+        self.slice(self.entry(rank, index))
+    }
+
+    fn place(&self, rank: Rank, index: usize) -> Option<Range<usize>> {
+        Some(self.entry(rank, index))
     }
 
     fn bytes(&self, rank: Rank, range: Range<usize>) -> &[u8] {

@@ -10,6 +10,7 @@ mod many;
 mod meshes;
 mod one_by_one;
 mod processes;
+mod views;
 
 use std::time::Duration;
 
@@ -61,6 +62,8 @@ conformance! {
     many::lengths_that_do_not_add_up_are_an_error_on_every_rank,
     many::other_sums_of_shards_are_named,
     many::shards_that_do_not_fit_are_refused,
+    views::every_rank_views_all_shards,
+    views::shards_that_cannot_be_viewed_are_refused,
     meshes::all_groups_of_a_mesh_work_at_once,
     meshes::groups_of_one_rank_are_without_number,
     meshes::a_rank_that_leaves_one_group_ends_all_who_wait,

@@ -23,9 +23,20 @@ pub(crate) const LENGTHS: [Lengths; 4] = [
 /// One rank's shards of such sizes: parts of larger buffers, some on the heap and some allocated,
 /// which are others on other ranks.
 fn shards(comm: &dyn Communicator, sizes: &[usize], dtype: DType, seed: usize) -> Vec<OwnShard> {
+    let place = |turn: usize| if turn.is_multiple_of(2) { Place::Heap } else { Place::Alloc };
+    shards_in(comm, sizes, (dtype, seed), place)
+}
+
+/// The same, where `place` says.
+pub(crate) fn shards_in(
+    comm: &dyn Communicator,
+    sizes: &[usize],
+    (dtype, seed): (DType, usize),
+    place: impl Fn(usize) -> Place,
+) -> Vec<OwnShard> {
     let rank = comm.rank().0;
     let shard = |(index, size): (usize, &usize)| {
-        let place = if (index + rank).is_multiple_of(2) { Place::Heap } else { Place::Alloc };
+        let place = place(index + rank);
         let own = index % 3..index % 3 + size;
         let mut buffer = buffer(comm, place, own.end + rank % 2, dtype);
         fill(&mut buffer, own.clone(), |i| value(rank, i - own.start + 100 * index, seed));

@@ -10,7 +10,7 @@ use oxizero_core::{Bytes, DType, Numel, ProcessGroup, Rank, WorldSize};
 use oxizero_device::Buffer;
 use rustix::process::{Pid, Signal};
 
-use crate::{CASES, Case, DEADLINE, WORLDS, deadlocks, meshes};
+use crate::{CASES, Case, DEADLINE, WORLDS, deadlocks, meshes, views};
 
 /// What only processes can show.
 const ROLES: &[(&str, Case)] = &[
@@ -19,6 +19,9 @@ const ROLES: &[(&str, Case)] = &[
     ("reduce_until_the_second_rank_dies", reduce_until_the_second_rank_dies),
     ("time_out_on_the_second_rank", time_out_on_the_second_rank),
     ("time_out_crosswise", deadlocks::time_out_crosswise),
+    ("wait_for_a_reader", views::wait_for_a_reader),
+    ("time_out_on_a_reader", views::time_out_on_a_reader),
+    ("drop_what_others_read", views::drop_what_others_read),
     ("take_turns", take_turns),
     ("give_memory_back", give_memory_back),
     ("use_kept_blocks", use_kept_blocks),
@@ -54,7 +57,7 @@ fn process_of_a_world() {
 const PRIVATE_REPLICAS: &str = "OXIZERO_TEST_PRIVATE_REPLICAS";
 
 /// The processes of one world. Those that still run are killed with it.
-struct World {
+pub(crate) struct World {
     ranks: Vec<Child>,
     /// Kept open, as a process fails when nobody takes what it prints.
     outputs: Vec<BufReader<ChildStdout>>,
@@ -62,7 +65,7 @@ struct World {
 }
 
 impl World {
-    fn start(case: &str, size: usize, deadline: Duration) -> Self {
+    pub(crate) fn start(case: &str, size: usize, deadline: Duration) -> Self {
         Self::start_with(Replicas::Shared, case, size, deadline)
     }
 
@@ -107,7 +110,7 @@ impl World {
     }
 
     /// Waits for all ranks but `except`, which must succeed.
-    fn finish(mut self, except: Option<usize>) {
+    pub(crate) fn finish(mut self, except: Option<usize>) {
         let ranks = std::mem::take(&mut self.ranks);
         let (mut others, mut excepted) = (Vec::new(), Vec::new());
         for (rank, child) in ranks.into_iter().enumerate() {
