@@ -78,8 +78,12 @@ class Torch:
 
 def choose(module, config):
     """The back end of a model: by its device, unless the configuration or the environment says."""
-    device = _device(module)
-    name = _asked(config) or ("native" if device.type == "cpu" else "torch")
+    return of(_device(module), config.backend)
+
+
+def of(device, configured=None):
+    """The back end of tensors on a device, unless the configuration or the environment says."""
+    name = _asked(configured) or ("native" if device.type == "cpu" else "torch")
     if name == "native" and device.type != "cpu":
         raise ConfigError(
             f"the native back end trains on the CPU, and the model is on {device}; use the torch "
@@ -88,16 +92,16 @@ def choose(module, config):
     return {"native": Native, "torch": Torch}[name](device)
 
 
-def _asked(config):
+def _asked(configured):
     told = os.environ.get(_VARIABLE)
     if told is not None and told not in _NAMES:
         raise ConfigError(f"{_VARIABLE}={told!r} in the environment; there are native and torch")
-    if told is not None and config.backend not in (None, told):
+    if told is not None and configured not in (None, told):
         raise ConfigError(
             f"{_VARIABLE}={told!r} in the environment, and `oxizero.backend = "
-            f'"{config.backend}"` in the configuration; drop one of them'
+            f'"{configured}"` in the configuration; drop one of them'
         )
-    return told or config.backend
+    return told or configured
 
 
 def _device(module):

@@ -30,6 +30,9 @@ class Init:
     weights of the modules it is made of, is given it whole for the length of the operation.
     `module` is sharded at once. Half-precision parameters are made of floating-point ones if
     `dtype` or the configuration's bf16 or fp16 says so.
+
+    Parameters stay on the device that they are made on, such as that of `with torch.device(...)`
+    around the model's constructor.
     """
 
     def __init__(self, module=None, data_parallel_group=None, mem_efficient_linear=True,
@@ -42,10 +45,12 @@ class Init:
             if value is not None and value is not False:
                 raise ConfigError(
                     f"zero.Init({name}={value!r}) is refused: parameters are sharded over all "
-                    "ranks, on the CPU; leave it out"
+                    "ranks, on the device that they are made on; leave it out"
                 )
         self._enabled = enabled
-        self._dtype = dtype or _dtype(config_dict_or_path or config)
+        configured = _read(config_dict_or_path or config)
+        self._dtype = dtype or _dtype(configured)
+        self._back_end = configured and configured.backend
         self._mode = None
         self._wrapped = []
         # Modules whose __init__ runs; of one object, those of its classes nest.
@@ -101,7 +106,7 @@ class Init:
             for param in module.parameters(recurse=False):
                 if self._dtype and param.is_floating_point() and pieces.find(param) is None:
                     param.data = param.data.to(self._dtype)
-                pieces.shard(param)
+                pieces.shard(param, self._back_end)
 
 
 class _Whole(TorchFunctionMode):
@@ -139,13 +144,17 @@ def _classes(kind):
         yield from _classes(child)
 
 
-def _dtype(config):
-    """What a configuration makes the weights; it is checked as `initialize` does."""
+def _read(config):
+    """A configuration, if there is one; it is checked as `initialize` does."""
     if config is None:
         return None
     if not isinstance(config, dict):
         with open(os.fspath(config), encoding="utf-8") as file:
             config = json.load(file)
     config = {name: value for name, value in config.items() if name not in _OF_BATCHES}
-    dtype = start.read_config(world.place().size, None, config).model_dtype
-    return dtype and getattr(torch, dtype)
+    return start.read_config(world.place().size, None, config)
+
+
+def _dtype(config):
+    """What a configuration makes the weights."""
+    return getattr(torch, config.model_dtype) if config and config.model_dtype else None

@@ -6,10 +6,9 @@ import weakref
 import zlib
 
 import torch
-from torch.utils.dlpack import to_dlpack as capsule
 from torch.utils.weak import WeakIdKeyDictionary
 
-from oxizero import _oxizero, guard, world
+from oxizero import _oxizero, backends, guard, world
 from oxizero._oxizero import ConfigError
 
 _TRAINED = (torch.float32, torch.bfloat16, torch.float16)
@@ -17,25 +16,41 @@ _TRAINED = (torch.float32, torch.bfloat16, torch.float16)
 _pieces = WeakIdKeyDictionary()
 _by_storage = weakref.WeakValueDictionary()
 _numbers = itertools.count()
-_group = None
+# By device, and by the back end that the configuration names.
+_groups = {}
 
 
-def _ranks():
-    """All ranks, who meet when the first parameter is sharded."""
-    global _group
-    if _group is None:
-        _group = _oxizero.Ranks(world.meeting())
-    return _group
+class _Group:
+    """All ranks, who meet when the first parameter of a device is sharded."""
+
+    def __init__(self, back_end):
+        self._give, self._ranks = back_end.give, _oxizero.Ranks(back_end.world)
+
+    def broadcast(self, tensor, root):
+        with torch._C.DisableTorchFunction():
+            self._ranks.broadcast(self._give(tensor), root)
+
+    def all_gather(self, shard, full):
+        with torch._C.DisableTorchFunction():
+            self._ranks.all_gather(self._give(shard), self._give(full))
+
+
+def _group(device, back_end):
+    if (device, back_end) not in _groups:
+        _groups[device, back_end] = _Group(backends.of(device, back_end))
+    return _groups[device, back_end]
 
 
 class Piece:
     """A parameter whose memory comes and goes, and this rank's piece of it."""
 
-    def __init__(self, param):
-        if param.device.type != "cpu":
+    def __init__(self, param, back_end):
+        if param.device.type == "meta":
             raise ConfigError(
-                f"a parameter on {param.device} is refused: zero.Init shards what is on the CPU"
+                "a parameter on the meta device is refused: zero.Init shards values, and it has "
+                "none; build the model on the device that it is to be trained on"
             )
+        self.group = _group(param.device, back_end)
         # In the order in which all ranks make them.
         self.number = next(_numbers)
         self._param = weakref.ref(param)
@@ -49,9 +64,9 @@ class Piece:
         """Keeps a piece of `values`, which are rank 0's on all ranks; a collective call."""
         size = world.place().size
         share = -(-values.numel() // size)
-        self._flat = torch.zeros(share * size, dtype=values.dtype)
+        self._flat = torch.zeros(share * size, dtype=values.dtype, device=values.device)
         self._flat[: values.numel()] = values.flatten()
-        self._piece = torch.empty(share, dtype=values.dtype)
+        self._piece = torch.empty(share, dtype=values.dtype, device=values.device)
         self._storage = self._flat.untyped_storage()
         self._bytes = self._storage.nbytes()
         self.whole = self._flat[: values.numel()].view(values.shape)
@@ -64,7 +79,7 @@ class Piece:
         """Has the parameter whole until as many calls of `let_go`; a collective call."""
         if self._holds == 0:
             guard.allocate(self._storage, self._bytes)
-            _ranks().all_gather(capsule(self._piece), capsule(self._flat))
+            self.group.all_gather(self._piece, self._flat)
         self._holds += 1
 
     def let_go(self):
@@ -121,7 +136,7 @@ class Piece:
             )
 
     def _broadcast(self, root):
-        _ranks().broadcast(capsule(self._flat), root)
+        self.group.broadcast(self._flat, root)
         start = world.place().rank * len(self._piece)
         self._piece.copy_(self._flat[start : start + len(self._piece)])
 
@@ -143,8 +158,9 @@ class Piece:
             ) from error
 
 
-def shard(param):
-    """Keeps this rank's piece of a parameter; rank 0's values count. A collective call."""
+def shard(param, back_end=None):
+    """Keeps this rank's piece of a parameter; rank 0's values count. A collective call, by the back
+    end that the configuration names, if it does."""
     if param in _pieces or not _has_pieces(param):
         return
     # Such as one of a parametrization, which is made of the parameter that it replaces.
@@ -152,7 +168,7 @@ def shard(param):
     if origin is not None:
         origin.hold()
     try:
-        _pieces[param] = Piece(param)
+        _pieces[param] = Piece(param, back_end)
     finally:
         if origin is not None:
             origin.let_go()
@@ -165,7 +181,8 @@ def find(param):
 
 def of(tensor):
     """The piece of the parameter in whose memory a tensor lies; else None."""
-    if tensor.layout != torch.strided or tensor.device.type != "cpu":
+    is_known = any(tensor.device == device for device, _ in _groups)
+    if tensor.layout != torch.strided or not is_known:
         return None
     return _by_storage.get(tensor.untyped_storage()._cdata)
 
@@ -186,10 +203,12 @@ def settle(module):
                 "one of them"
             )
     with torch._C.DisableTorchFunction(), torch.no_grad():
-        own = torch.tensor([find(param).told(param) for _, param in params])
-        told = torch.empty(world.place().size, *own.shape)
-        _ranks().all_gather(capsule(own.flatten()), capsule(told.flatten()))
-        for (name, param), of_ranks in zip(params, told.unbind(1), strict=True):
+        first = params[0][1]
+        told = [find(param).told(param) for _, param in params]
+        own = torch.tensor(told, dtype=torch.float32, device=first.device)
+        told = own.new_empty(world.place().size, *own.shape)
+        find(first).group.all_gather(own.flatten(), told.flatten())
+        for (name, param), of_ranks in zip(params, told.cpu().unbind(1), strict=True):
             are_left, looks = of_ranks.unbind(1)
             if looks.ne(looks[0]).any():
                 raise ConfigError(

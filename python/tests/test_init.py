@@ -8,6 +8,7 @@ from test_stage3 import sizes
 
 import oxizero
 from oxizero import pieces, utils, zero
+from oxizero.torch_backend import Device
 
 
 def trained(engine, kind, rank):
@@ -38,6 +39,47 @@ def same(rank, kind, stage, half):
     masters = trained(engine, kind, rank)
     assert all(masters[name].equal(value) for name, value in expected.items())
     assert all(pieces.find(param) is None for param in model.parameters())
+
+
+def same_on_torch(rank, kind, stage, monkeypatch):
+    """No elements pass through the host's memory, were it another than the device's."""
+
+    def refuse(*_):
+        raise AssertionError("a copy to or from the host")
+
+    for copies in ("read", "write"):
+        monkeypatch.setattr(Device, copies, refuse)
+    monkeypatch.setenv("OXIZERO_BACKEND", "torch")
+    same(rank, kind, stage, half=True)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("kind", [Gpt, Conv])
+def test_a_model_on_any_device_is_built_in_pieces_by_torch(ranks, kind, stage, monkeypatch):
+    ranks(2, same_on_torch, kind, stage, monkeypatch)
+
+
+def configured(rank):
+    config = {"oxizero": {"backend": "torch"}}
+    with zero.Init(config=config):
+        model = Deep()
+    assert sizes(model) == {0} and torch.distributed.is_initialized()
+    engine = start(model, 3, **config)
+    with zero.GatheredParameters(model, modifier_rank=1):
+        assert all(layer.weight.eq(0.25).all() for layer in model.layers)
+        with torch.no_grad():
+            model.own.fill_(5.0 + rank)
+    assert engine.state_dict()["own"].tolist() == [6.0] * 3
+
+
+def test_the_configuration_says_by_whom_pieces_are_gathered(ranks):
+    ranks(2, configured)
+
+
+def test_a_model_without_values_is_not_sharded():
+    with pytest.raises(oxizero.ConfigError, match="on the meta device is refused"):
+        with torch.device("meta"), zero.Init():
+            torch.nn.Linear(2, 2)
 
 
 @pytest.mark.parametrize("half", [False, True])

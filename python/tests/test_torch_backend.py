@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import oxizero
 from oxizero import utils
-from oxizero.torch_backend import Device
+from oxizero.torch_backend import Device, Group
 
 TORCH = {"backend": "torch"}
 RULES = {
@@ -171,6 +171,7 @@ def reads_of_a_step(rank, stage):
         # The engine's own: in stage 3 it looks whose memory a tensor lies in, which reads nothing.
         with HostReads() as functions, Dispatched() as operations:
             engine.backward(loss)
+            utils.safe_get_full_model_grads(engine)
             backward = [name for name in functions.seen if name != "untyped_storage"]
             # Autograd's own casts name the device that the tensors are on.
             copies = {"aten::_to_copy to cpu"}
@@ -195,6 +196,63 @@ def test_a_read_would_be_seen():
         torch.ones(3).double().to("cpu", torch.float32)
     assert functions.seen == ["tolist", "item"]
     assert operations.seen == ["aten::_local_scalar_dense", "aten::_to_copy to cpu"]
+
+
+def piecewise(rank, size):
+    """What a sum of a large bucket takes of its parts at a time."""
+    oxizero.init_distributed("gloo")
+    group = Group(rank, range(size), torch.device("cpu"), datetime.timedelta(seconds=60))
+    source, own = torch.arange(4.0 * size) + 100 * rank, torch.full((4 * size,), -1.0)
+    bytes_of = (source.view(torch.uint8), "float32", 0, 4 * size)
+    for start, end in ((0, 2), (2, 3), (3, 4), (0, 4)):
+        numel = size * (end - start)
+        with Dispatched() as operations:
+            group.all_to_all(bytes_of, (start, end), (own.view(torch.uint8), "float32", 0, numel))
+        assert operations.seen == []
+        first = torch.arange(start, end) + 4.0 * rank
+        assert own[:numel].equal(torch.cat([first + 100 * other for other in range(size)]))
+    group.close()
+
+
+def test_parts_are_exchanged_a_piece_at_a_time(ranks):
+    ranks(3, piecewise, 3)
+
+
+def test_neighbours_are_measured_as_each_by_itself():
+    generator = torch.Generator().manual_seed(5)
+    memory = torch.randn(100, generator=generator).view(torch.uint8)
+    other = torch.full((8,), float("nan")).bfloat16().view(torch.uint8)
+    ends = [(0, 3), (3, 40), (40, 41), (48, 50), (50, 100)]
+    grads = [(memory, "float32", *end) for end in ends] + [(other, "bfloat16", 0, 8)]
+    device = Device(torch.device("cpu"))
+    for power in (1, 2, 3, None):
+        together = device.measure(grads, 3.0, power)
+        alone = [size for grad in grads for size in device.measure([grad], 3.0, power)]
+        torch.testing.assert_close(together, alone, rtol=1e-15, atol=0, equal_nan=True)
+
+
+def test_small_parameters_are_updated_and_measured_in_few_operations():
+    """As many as of one parameter, were it not for a sum each."""
+
+    def operations(count):
+        weights = [torch.nn.Parameter(torch.zeros(64)) for _ in range(count)]
+        model = torch.nn.ParameterList(weights)
+        adamw = {"type": "AdamW", "params": {"lr": 0.1}}
+        engine = start(model, 1, optimizer=adamw, gradient_clipping=0.5, oxizero=TORCH)
+        engine.backward(sum(weight.sum() for weight in weights))
+        seen = []
+
+        class Counted(TorchDispatchMode):
+            def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+                if function.name() not in ("aten::sum", "aten::stack", "aten::split_with_sizes"):
+                    seen.append(function.name())
+                return function(*args, **(kwargs or {}))
+
+        with Counted():
+            engine.step()
+        return len(seen)
+
+    assert operations(100) <= operations(2) + 2
 
 
 def dies(rank):

@@ -1,13 +1,15 @@
 //! Collectives beside those of engines: for scripts, and before there is an engine.
 
-use oxizero::comm::Communicator;
+use oxizero::comm::{CommError, Communicator};
 use oxizero::{Buffer, Rank};
+use oxizero_core::deepspeed::WeightCopies;
 use pyo3::prelude::*;
 
+use crate::engine::caught;
 use crate::error;
+use crate::given::Given;
 use crate::process::OfProcess;
-use crate::tensor::Tensor;
-use crate::world::Native;
+use crate::world::World;
 
 /// All ranks, in a world of their own. Every rank makes the same calls in the same order; each
 /// releases the interpreter's lock, and is refused in a fork, which has no place among the ranks.
@@ -18,28 +20,36 @@ pub(crate) struct Ranks(OfProcess<Box<dyn Communicator>>);
 impl Ranks {
     /// Joins the others; blocks until all have come.
     #[new]
-    fn new(py: Python<'_>, world: Native) -> PyResult<Self> {
-        Ok(Self(OfProcess::new(py.detach(|| world.connect())?)))
+    fn new(py: Python<'_>, world: World) -> PyResult<Self> {
+        let connected = py.detach(|| world.connect_for(WeightCopies::Ranks))?;
+        Ok(Self(OfProcess::new(connected.communicator)))
     }
 
     /// Returns when every rank has called it.
     fn barrier(&self, py: Python<'_>) -> PyResult<()> {
-        let comm = self.0.here()?;
-        py.detach(|| comm.barrier()).map_err(error::comm)
+        self.run(py, |comm| comm.barrier())
     }
 
     /// Overwrites a tensor with rank `root`'s.
-    fn broadcast(&self, py: Python<'_>, tensor: Tensor<'_>, root: usize) -> PyResult<()> {
-        let (comm, buffer) = (self.0.here()?, tensor.buffer()?);
-        let sent = py.detach(|| comm.broadcast(buffer, Rank(root))?.wait());
-        sent.map(drop).map_err(error::comm)
+    fn broadcast(&self, py: Python<'_>, tensor: Given<'_>, root: usize) -> PyResult<()> {
+        let buffer = tensor.into_buffer()?;
+        self.run(py, |comm| comm.broadcast(buffer, Rank(root))?.wait().map(drop))
     }
 
     /// Writes every rank's `shard`, in rank order, to `full`.
-    fn all_gather(&self, py: Python<'_>, shard: Tensor<'_>, full: Tensor<'_>) -> PyResult<()> {
+    fn all_gather(&self, py: Python<'_>, shard: Given<'_>, full: Given<'_>) -> PyResult<()> {
+        let (shard, full) = (Buffer::copy_of(shard.view()?), full.into_buffer()?);
+        self.run(py, |comm| comm.all_gather_into(shard, full)?.wait().map(drop))
+    }
+}
+
+impl Ranks {
+    fn run(
+        &self,
+        py: Python<'_>,
+        deed: impl Send + FnOnce(&dyn Communicator) -> Result<(), CommError>,
+    ) -> PyResult<()> {
         let comm = self.0.here()?;
-        let (shard, full) = (Buffer::copy_of(shard.view()?), full.buffer()?);
-        let gathered = py.detach(|| comm.all_gather_into(shard, full)?.wait());
-        gathered.map(drop).map_err(error::comm)
+        py.detach(|| caught(|| deed(&**comm)))?.map_err(error::comm)
     }
 }

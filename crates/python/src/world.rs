@@ -92,11 +92,6 @@ impl Torch {
 }
 
 impl Native {
-    /// Joins the others, each with its own copy of weights; blocks until all have come.
-    pub(crate) fn connect(self) -> PyResult<Box<dyn Communicator>> {
-        self.connect_for(WeightCopies::Ranks)
-    }
-
     fn connect_for(self, copies: WeightCopies) -> PyResult<Box<dyn Communicator>> {
         let (size, deadline) = (world_size(self.size)?, seconds(self.deadline)?);
         if size == WorldSize::ONE {
