@@ -33,6 +33,7 @@ class Group:
         # What this rank tells and all have told, and tensors of both: kept, as nearly all that
         # ranks tell each other is equally long.
         self._own, self._all, self._tensors = b"", b"", []
+        self._packed = None
         if len(self._ranks) > 1:
             self._control = self._new("gloo")
             self._data = self._control if device.type == "cpu" else self._new(_backend(device))
@@ -55,10 +56,24 @@ class Group:
         the members' order."""
         target = _bytes(target)
         if target.numel() > 0:
-            parts = at(source).view(len(self._ranks), -1)[:, slice(*elements)]
-            # No copy of whole parts.
-            parts = parts.contiguous().view(-1).view(torch.uint8)
-            distributed.all_to_all_single(target, parts, group=self._data)
+            whole = at(source).view(len(self._ranks), -1)
+            parts = whole[:, slice(*elements)]
+            if not parts.is_contiguous():
+                parts = self._side_by_side(parts, elements[1] == whole.shape[1])
+            distributed.all_to_all_single(
+                target, parts.view(-1).view(torch.uint8), group=self._data
+            )
+
+    def _side_by_side(self, parts, is_last):
+        """A copy without gaps, in memory that is kept until the last piece: fresh memory takes
+        longer than the copy."""
+        size = parts.numel() * parts.element_size()
+        if self._packed is None or self._packed.numel() < size:
+            self._packed = torch.empty(size, dtype=torch.uint8, device=parts.device)
+        packed = self._packed[:size].view(parts.dtype).view(parts.shape).copy_(parts)
+        if is_last:
+            self._packed = None
+        return packed
 
     def all_gather(self, shard, full):
         """Every member's equal part; this rank's is `shard`, or lies in `full` already."""
