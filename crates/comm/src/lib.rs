@@ -7,6 +7,7 @@
 
 mod communicator;
 mod error;
+mod failure;
 mod group;
 mod handle;
 pub mod library;

@@ -3,11 +3,10 @@
 //! Everything here is an atomic whose zero is its resting state, so that fresh shared memory is a
 //! valid [`Control`], and whatever another process writes is a valid value.
 
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::SeqCst};
-
 use oxizero_core::{ProcessGroup, Rank, WorldSize};
 
 use super::signal::Signal;
+use super::word::{AtomicU8, AtomicU32, AtomicU64, SeqCst};
 use crate::operation::Operation;
 use crate::transport::Failure;
 use crate::waits::{Callers, Wait};
@@ -221,6 +220,14 @@ pub(super) struct Meeting {
     pub(super) seats: [Seat; RANKS_MAX],
 }
 
+impl Default for Meeting {
+    fn default() -> Self {
+        let seats = std::array::from_fn(|_| Seat::default());
+        let [state, times, left] = std::array::from_fn(|_| AtomicU32::default());
+        Self { state, times, left, members: AtomicU64::default(), seats }
+    }
+}
+
 const FREE: u32 = 0;
 const CLAIMED: u32 = 1;
 const OPEN: u32 = 2;
@@ -322,6 +329,7 @@ const JOINED: u32 = 1;
 const LEFT: u32 = 2;
 
 /// One member's part of a meeting. The signals count operations.
+#[derive(Default)]
 #[repr(C, align(64))]
 pub(super) struct Seat {
     /// The member has posted its operation and offer.
@@ -367,6 +375,7 @@ impl Seat {
 }
 
 /// How many ranks hold a replica. The rank that allocated it takes the memory back.
+#[derive(Default)]
 #[repr(transparent)]
 pub(super) struct Holders(AtomicU32);
 

@@ -19,6 +19,7 @@ mod section;
 mod signal;
 mod socket;
 mod watch;
+mod word;
 
 use std::ffi::OsString;
 use std::sync::Arc;

@@ -1,11 +1,11 @@
 //! A counter that other processes wait for: spinning first, then asleep.
 
-use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
-use rustix::thread::futex;
+use super::word::{AtomicU32, SeqCst, sleep_while, spin_loop, wake_all};
 
 /// A counter in shared memory, which one process advances.
+#[derive(Default)]
 #[repr(C, align(64))]
 pub(super) struct Signal {
     value: AtomicU32,
@@ -41,8 +41,7 @@ impl Signal {
     /// Makes everyone who waits check again.
     pub(super) fn wake(&self) {
         if self.waiters.load(SeqCst) > 0 {
-            // The only errors are of addresses that are no memory.
-            let _ = futex::wake(&self.value, futex::Flags::empty(), i32::MAX as u32);
+            wake_all(&self.value);
         }
     }
 
@@ -58,7 +57,7 @@ impl Signal {
             if self.has_reached(value) {
                 return Ok(());
             }
-            std::hint::spin_loop();
+            spin_loop();
         }
         self.waiters.fetch_add(1, SeqCst);
         let result = loop {
@@ -69,17 +68,10 @@ impl Signal {
             if let Err(error) = check() {
                 break Err(error);
             }
-            self.sleep_unless_changed(now);
+            sleep_while(&self.value, now, SLICE);
         };
         self.waiters.fetch_sub(1, SeqCst);
         result
-    }
-
-    fn sleep_unless_changed(&self, now: u32) {
-        let slice = SLICE.try_into().expect("a slice is a small number of nanoseconds");
-        // It returns early when the counter has changed, on a wake-up, a signal, or in time: the
-        // caller checks again in every case.
-        let _ = futex::wait(&self.value, futex::Flags::empty(), now, Some(&slice));
     }
 
     /// Back to zero; nobody may be waiting.
