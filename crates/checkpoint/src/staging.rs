@@ -66,6 +66,11 @@ impl Staging {
         self.run.join(format!("{}{PARTIAL}{:x}", self.name, self.nonce))
     }
 
+    /// Where it will be when it is committed.
+    pub fn target(&self) -> PathBuf {
+        self.run.join(&self.name)
+    }
+
     /// Writes this process's pieces of the tensors of `manifest`, and what it adds of its `own`;
     /// they are on the disk when this returns. `writer` is the process's number, from 0. Memory of
     /// one block is used.
@@ -138,7 +143,7 @@ impl Staging {
         manifest.check()?;
         self.put(MANIFEST, MANIFEST_FORMAT, &manifest)?;
         file::sync_folder(&folder)?;
-        let target = self.run.join(&self.name);
+        let target = self.target();
         self.rename(&folder, &target)?;
         self.point_latest()?;
         Ok(target)

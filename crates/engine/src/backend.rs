@@ -92,6 +92,7 @@ impl Engine {
             written: Written::default(),
             failed: None,
             half_loaded: false,
+            in_flight: None,
             step_start: Traffic::default(),
             step_traffic: Traffic::default(),
         };

@@ -62,6 +62,7 @@ impl Engine {
                 return Ok(StepOutcome::Accumulated { n, of });
             }
         }
+        self.look_after_save()?;
         self.reduce_window()?;
         let reduced = self.take_reduced();
         let report = self.report(&reduced);

@@ -6,11 +6,13 @@
 //! reads those that the stage has it hold. Which elements these are, the buckets' layouts say;
 //! where they lie in tensors of which ranks hold parts, the mesh does.
 
+mod background;
 mod load;
 mod save;
 mod stored;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use background::InFlight;
 pub use load::{LoadOptions, Loaded, Names, What};
 pub use save::{SaveOptions, StoredBuffer};

@@ -10,6 +10,7 @@ use oxizero_device::{Storage, View};
 
 use crate::boundary::Boundary;
 use crate::bucket::Bucket;
+use crate::checkpoint::InFlight;
 use crate::gradient::Contribution;
 use crate::groups::Groups;
 use crate::hyper::HyperParams;
@@ -57,6 +58,8 @@ pub struct Engine {
     pub(crate) failed: Option<CommError>,
     /// A checkpoint turned out to be damaged while it was loaded.
     pub(crate) half_loaded: bool,
+    /// A checkpoint that is being written.
+    pub(crate) in_flight: Option<InFlight>,
     /// The traffic before the window began.
     pub(crate) step_start: Traffic,
     pub(crate) step_traffic: Traffic,

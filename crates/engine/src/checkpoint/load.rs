@@ -89,6 +89,7 @@ impl Engine {
         if let Some(error) = &self.failed {
             return Err(EngineError::Comm(error.clone()));
         }
+        self.finish_save()?;
         let name = self.agree_name(run, name)?;
         let opened = run.open(Some(&name)).map_err(EngineError::from);
         let opened = opened.and_then(|mut checkpoint| {

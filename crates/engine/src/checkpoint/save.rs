@@ -1,5 +1,6 @@
 //! Writes a checkpoint: all ranks together, each what it owns.
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -44,6 +45,27 @@ pub struct StoredBuffer {
     pub bytes: Vec<u8>,
 }
 
+/// A checkpoint whose elements are still to be written.
+pub(super) struct Begun {
+    pub(super) staging: Staging,
+    pub(super) manifest: Manifest,
+    pub(super) stored: Vec<Stored>,
+    /// Of every tensor one piece, in the same order.
+    pub(super) planned: Vec<Planned>,
+}
+
+/// Completes a checkpoint that so many ranks have written, and removes old ones.
+pub(super) fn commit(
+    staging: &Staging,
+    manifest: Manifest,
+    ranks: usize,
+    (run, keep_last): (&RunFolder, Option<usize>),
+) -> Result<(), CheckpointError> {
+    let committed = staging.commit(manifest, ranks);
+    committed.inspect_err(|_| staging.discard())?;
+    keep_last.map_or(Ok(()), |count| run.keep_last(count))
+}
+
 impl Engine {
     /// Writes a checkpoint of the engine to a folder of `run`, and returns that folder; a
     /// collective call, between one window's step and the next window. All ranks see the same
@@ -58,29 +80,54 @@ impl Engine {
     /// [`EngineError::PeerRefused`] on the others); what was written is removed. With
     /// [`EngineError::InWindow`] between a backward and its step.
     pub fn save(&mut self, run: &RunFolder, options: &SaveOptions) -> Result<PathBuf, EngineError> {
+        let begun = self.begin_save(run, options, "save")?;
+        let Begun { staging, manifest, stored, planned } = &begun;
+        let rank = self.groups.world().rank().0;
+        let fill = &mut |index, range, bytes: &mut [u8]| {
+            self.copy_piece(stored, options, (index, range), bytes);
+        };
+        let written = staging.write(rank, options.own.clone(), manifest, planned, fill);
+        self.agree_written(staging, written)?;
+        let ranks = self.groups.world().world_size().get();
+        let Begun { staging, manifest, .. } = begun;
+        let committed =
+            self.on_first_rank(|| commit(&staging, manifest, ranks, (run, options.keep_last)));
+        self.agree_done("save: commit", committed.unwrap_or(Ok(())))?;
+        Ok(staging.target())
+    }
+
+    /// What comes before elements are written: refusals, an agreed name, and where they go.
+    pub(super) fn begin_save(
+        &mut self,
+        run: &RunFolder,
+        options: &SaveOptions,
+        call: &'static str,
+    ) -> Result<Begun, EngineError> {
         self.check_alive()?;
+        self.finish_save()?;
         let name = options.name.clone().unwrap_or_else(|| step_name(self.applied_steps));
-        let ready = self.check_between_windows("save").and_then(|()| check_buffers(options));
-        self.agree_call(&format!("save `{name}`"), None, ready)?;
+        let ready = self.check_between_windows(call).and_then(|()| check_buffers(options));
+        self.agree_call(&format!("{call} `{name}`"), None, ready)?;
         self.settle_weights()?;
         let staging = self.stage(run, &name)?;
         let (mut manifest, stored) = (self.manifest(options)?, self.stored());
         manifest.tensors = stored.iter().map(|stored| stored.tensor.clone()).collect();
         let mut planned = self.own_pieces(&stored);
         self.add_buffers(&mut manifest, &mut planned, &options.buffers);
-        let written = self.write_share(&staging, (&manifest, &planned), &stored, options);
-        if let Err(error) = self.agree_done("save: write", written) {
+        Ok(Begun { staging, manifest, stored, planned })
+    }
+
+    /// Hears from all ranks whether they have written their pieces.
+    pub(super) fn agree_written(
+        &mut self,
+        staging: &Staging,
+        written: Result<(), CheckpointError>,
+    ) -> Result<(), EngineError> {
+        let agreed = self.agree_done("save: write", written);
+        if agreed.is_err() {
             self.on_first_rank(|| staging.discard());
-            return Err(error);
         }
-        let ranks = self.groups.world().world_size().get();
-        let committed = self.on_first_rank(|| {
-            let committed = staging.commit(manifest, ranks);
-            committed.inspect_err(|_| staging.discard())?;
-            options.keep_last.map_or(Ok(()), |count| run.keep_last(count))
-        });
-        self.agree_done("save: commit", committed.unwrap_or(Ok(())))?;
-        Ok(run.path().join(name))
+        agreed
     }
 
     /// Refuses what is done between windows in the middle of one.
@@ -161,24 +208,22 @@ impl Engine {
         }
     }
 
-    fn write_share(
+    /// Copies elements of a piece that is written; pieces and tensors have the same order.
+    pub(super) fn copy_piece(
         &self,
-        staging: &Staging,
-        (manifest, planned): (&Manifest, &[Planned]),
         stored: &[Stored],
         options: &SaveOptions,
-    ) -> Result<(), CheckpointError> {
-        let rank = self.groups.world().rank().0;
-        staging.write(rank, options.own.clone(), manifest, planned, &mut |index, range, bytes| {
-            match stored.get(index) {
-                Some(stored) => self.copy_kept(stored, range, bytes),
-                None => {
-                    let size = manifest.tensors[index].element_bytes();
-                    let buffer = &options.buffers[index - stored.len()].bytes;
-                    bytes.copy_from_slice(&buffer[range.start * size..range.end * size]);
-                }
+        (index, range): (usize, Range<usize>),
+        bytes: &mut [u8],
+    ) {
+        match stored.get(index) {
+            Some(stored) => self.copy_kept(stored, range, bytes),
+            None => {
+                let buffer = &options.buffers[index - stored.len()];
+                let size = buffer.dtype.bitsize() / 8;
+                bytes.copy_from_slice(&buffer.bytes[range.start * size..range.end * size]);
             }
-        })
+        }
     }
 
     /// Compares an outcome across ranks: an error of one is an error of all.
@@ -190,7 +235,7 @@ impl Engine {
         self.agree_call(what, None, outcome.map_err(EngineError::from))
     }
 
-    fn on_first_rank<T>(&self, deed: impl FnOnce() -> T) -> Option<T> {
+    pub(super) fn on_first_rank<T>(&self, deed: impl FnOnce() -> T) -> Option<T> {
         (self.groups.world().rank() == Rank(0)).then(deed)
     }
 }

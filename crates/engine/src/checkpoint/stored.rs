@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use oxizero_checkpoint::{Param, Planned, Role, Tensor, stored_dtype};
 use oxizero_core::{DType, ParamId, ParamSpec, Part, Rank};
-use oxizero_device::{ViewMut, kernels};
+use oxizero_device::{View, ViewMut, kernels};
 
 use crate::bucket::Kept;
 use crate::{Engine, EngineError};
@@ -14,6 +14,8 @@ pub(super) struct Stored {
     pub(super) tensor: Tensor,
     pub(super) param: ParamId,
     pub(super) kept: Kept,
+    /// The type of its elements.
+    pub(super) dtype: DType,
 }
 
 impl Engine {
@@ -41,7 +43,7 @@ impl Engine {
                     dtype: stored_dtype(dtype),
                     pieces: Vec::new(),
                 };
-                Stored { tensor, param, kept }
+                Stored { tensor, param, kept, dtype }
             })
         };
         (0..self.specs.len()).map(ParamId).flat_map(of_param).collect()
@@ -77,13 +79,21 @@ impl Engine {
         stored.iter().enumerate().map(planned).collect()
     }
 
-    /// Copies elements of a parameter to bytes of a file.
-    pub(super) fn copy_kept(&self, stored: &Stored, elements: Range<usize>, bytes: &mut [u8]) {
+    /// Elements of a parameter that rest on this rank.
+    pub(super) fn kept_values(&self, stored: &Stored, elements: Range<usize>) -> View<'_> {
         let state = &self.params[stored.param.0];
         let bucket = &self.buckets[state.bucket.0];
         let start = bucket.spec().layout.slot(state.slot).start;
         let range = start + elements.start..start + elements.end;
-        let values = bucket.kept(stored.kept, range).expect("what is stored is kept");
+        if range.is_empty() {
+            return nothing(stored.dtype);
+        }
+        bucket.kept(stored.kept, range).expect("what is stored is kept")
+    }
+
+    /// Copies elements of a parameter to bytes of a file.
+    pub(super) fn copy_kept(&self, stored: &Stored, elements: Range<usize>, bytes: &mut [u8]) {
+        let values = self.kept_values(stored, elements);
         kernels::cast(values, ViewMut::of_bytes(bytes, values.dtype()));
     }
 
@@ -119,6 +129,15 @@ impl Engine {
             updates[part.expect("ranks hold equal parts")] = count;
         }
         updates
+    }
+}
+
+/// No elements.
+fn nothing(dtype: DType) -> View<'static> {
+    match dtype {
+        DType::F32 => View::F32(&[]),
+        DType::Bf16 => View::Bf16(&[]),
+        DType::F16 => View::F16(&[]),
     }
 }
 

@@ -209,13 +209,13 @@ fn elements_that_are_damaged_stop_training_until_another_checkpoint_is_loaded() 
 /// In a process whose files may not be so large, as if the disk were full.
 const FULL_DISK: &str = "OXIZERO_TEST_FULL_DISK";
 
-fn large() -> Trial {
-    of_params(Stage::Zero2, &[("a", &[1.0; 50_000]), ("b", &[5.0; 6])])
+pub(super) fn large(stage: Stage) -> Trial {
+    of_params(stage, &[("a", &[1.0; 50_000]), ("b", &[5.0; 6])])
 }
 
 #[test]
 fn a_full_disk_is_an_error_of_all_and_the_old_checkpoint_stays() {
-    let trial = large();
+    let trial = large(Stage::Zero2);
     let folder = saved(&trial);
     let script = "trap '' XFSZ; ulimit -f 100; exec \"$0\" \"$@\"";
     let program = std::env::current_exe().unwrap();
@@ -235,7 +235,7 @@ fn a_full_disk_is_an_error_of_all_and_the_old_checkpoint_stays() {
 #[test]
 fn on_a_full_disk() {
     let Some(folder) = std::env::var_os(FULL_DISK) else { return };
-    let (folder, trial) = (PathBuf::from(folder), large());
+    let (folder, trial) = (PathBuf::from(folder), large(Stage::Zero2));
     let errors = world::run(RANKS, |comm| {
         let mut engine = trial.start(comm).unwrap();
         load(&mut engine, &folder).unwrap();
@@ -250,4 +250,5 @@ fn on_a_full_disk() {
         let is_io = matches!(error, EngineError::Checkpoint(CheckpointError::Io { .. }));
         assert!(is_io || matches!(error, EngineError::PeerRefused { .. }), "{error}");
     }
+    super::background::fails_on_a_full_disk(&trial, &folder);
 }

@@ -1,6 +1,7 @@
 //! What is saved in one world is loaded in another, and training goes on.
 #![expect(clippy::unwrap_used, reason = "what fails here fails the test")]
 
+mod background;
 mod cases;
 mod errors;
 mod killed;
