@@ -61,13 +61,16 @@ impl Header {
     }
 }
 
-/// The bytes before the elements of these tensors, which lie one after the other.
+/// The bytes before the elements of these tensors, which lie one after the other; `entry` is what
+/// the file says beside them.
 pub(crate) fn encode(
+    entry: Option<[(&str, &str); 1]>,
     tensors: Vec<(String, TensorInfo)>,
     path: &Path,
 ) -> Result<Vec<u8>, CheckpointError> {
     let refuse = |problem: String| CheckpointError::file(path, problem);
-    let metadata = Metadata::new(None, tensors)
+    let entry = entry.map(|entry| entry.map(|(key, value)| (key.into(), value.into())).into());
+    let metadata = Metadata::new(entry, tensors)
         .map_err(|error| refuse(format!("cannot hold these tensors: {error}")))?;
     let mut text = serde_json::to_vec(&metadata)
         .map_err(|error| refuse(format!("cannot have this header: {error}")))?;

@@ -92,7 +92,7 @@ impl Staging {
         let mut written = Vec::with_capacity(order.len());
         if !order.is_empty() {
             let (path, mut file) = self.create(&name)?;
-            let head = header::encode(layout(manifest, pieces, &order), &path)?;
+            let head = header::encode(None, layout(manifest, pieces, &order), &path)?;
             file.write_all(&head).map_err(CheckpointError::io("write", &path))?;
             let mut blocks = Blocks { file: &file, path: &path, scratch: Vec::new() };
             for index in order {
@@ -206,12 +206,12 @@ fn share_name(writer: usize) -> String {
     format!("share-{writer:05}.json")
 }
 
-fn create(path: &Path) -> Result<File, CheckpointError> {
+pub(crate) fn create(path: &Path) -> Result<File, CheckpointError> {
     let created = OpenOptions::new().write(true).create_new(true).open(path);
     created.map_err(CheckpointError::io("create", path))
 }
 
-fn create_synced(path: &Path, text: &[u8]) -> Result<(), CheckpointError> {
+pub(crate) fn create_synced(path: &Path, text: &[u8]) -> Result<(), CheckpointError> {
     let mut file = create(path)?;
     file.write_all(text).map_err(CheckpointError::io("write", path))?;
     file::sync(&file, path)

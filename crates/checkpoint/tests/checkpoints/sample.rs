@@ -46,7 +46,7 @@ pub(crate) fn manifest(step: u64) -> Manifest {
             tensor("b/0-3", moment(), &[4, 6], &[2, 3], Dtype::F32),
             tensor("frozen", Role::Weights, &[3, 11], &[3, 11], Dtype::BF16),
             tensor("", Role::Weights, &[0, 8], &[0, 8], Dtype::F16),
-            tensor("a", Role::Buffer, &[], &[], Dtype::I64),
+            tensor("positions", Role::Buffer, &[], &[], Dtype::I64),
         ],
         training: Training {
             applied_steps: step,
