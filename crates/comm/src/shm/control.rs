@@ -286,11 +286,12 @@ impl Meeting {
         let Some(group) = group(members) else { return Vec::new() };
         let seats = || group.ranks().iter().copied().zip(&self.seats);
         let wait = |(rank, seat): (Rank, &Seat)| {
-            let operation = seat.operation();
-            let sequence = operation.sequence as u32;
-            if sequence == 0 || !seat.posted.has_reached(sequence) || seat.has_left() {
+            let posted = seat.posted.value();
+            if posted == 0 || seat.has_left() {
                 return None;
             }
+            let operation = seat.operation(posted);
+            let sequence = operation.sequence as u32;
             let missing = seats().filter(|(_, seat)| !seat.posted.has_reached(sequence));
             let missing: Vec<Rank> = missing.map(|(rank, _)| rank).collect();
             let (place, is_all_of_rank) = ((index, times.into()), callers[rank.0].is_one());
@@ -328,6 +329,15 @@ const INVITED: u32 = 0;
 const JOINED: u32 = 1;
 const LEFT: u32 = 2;
 
+/// What a member says of one operation.
+#[derive(Default)]
+#[repr(C)]
+struct Post {
+    operation: [AtomicU64; 3],
+    /// Start and length in the shared memory.
+    offer: [AtomicU64; 2],
+}
+
 /// One member's part of a meeting. The signals count operations.
 #[derive(Default)]
 #[repr(C, align(64))]
@@ -337,9 +347,9 @@ pub(super) struct Seat {
     /// The member has read the others' offers.
     pub(super) read: Signal,
     presence: AtomicU32,
-    operation: [AtomicU64; 3],
-    /// Start and length in the shared memory.
-    offer: [AtomicU64; 2],
+    /// By turns: some operations end when all have posted. Then a member may post the next while
+    /// others still read this one, but not the one after that.
+    posts: [Post; 2],
 }
 
 impl Seat {
@@ -349,22 +359,28 @@ impl Seat {
     }
 
     pub(super) fn post(&self, operation: &Operation, offer: std::ops::Range<usize>) {
+        let post = self.post_of(operation.sequence as u32);
         let words = operation.to_words();
-        self.operation.iter().zip(words).for_each(|(to, word)| to.store(word, SeqCst));
+        post.operation.iter().zip(words).for_each(|(to, word)| to.store(word, SeqCst));
         let words = [offer.start as u64, offer.len() as u64];
-        self.offer.iter().zip(words).for_each(|(to, word)| to.store(word, SeqCst));
+        post.offer.iter().zip(words).for_each(|(to, word)| to.store(word, SeqCst));
         self.posted.post(operation.sequence as u32);
     }
 
-    /// What the member has posted.
-    pub(super) fn operation(&self) -> Operation {
-        Operation::from_words([0, 1, 2].map(|index| self.operation[index].load(SeqCst)))
+    fn post_of(&self, sequence: u32) -> &Post {
+        &self.posts[sequence as usize % 2]
     }
 
-    /// Where the member's offer lies in the shared memory.
-    pub(super) fn offer(&self) -> std::ops::Range<usize> {
-        let [start, len] = [0, 1].map(|index| self.offer[index].load(SeqCst) as usize);
-        start..start.saturating_add(len)
+    /// What the member has posted as the operation of this number.
+    pub(super) fn operation(&self, sequence: u32) -> Operation {
+        let words = &self.post_of(sequence).operation;
+        Operation::from_words(std::array::from_fn(|index| words[index].load(SeqCst)))
+    }
+
+    /// Where the member's offer for that lies in the shared memory.
+    pub(super) fn offer(&self, sequence: u32) -> std::ops::Range<usize> {
+        let [start, len] = self.post_of(sequence).offer.each_ref().map(|word| word.load(SeqCst));
+        start as usize..(start as usize).saturating_add(len as usize)
     }
 
     fn reset(&self) {

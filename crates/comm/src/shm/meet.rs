@@ -13,7 +13,7 @@ use super::memory::{LentPieces, Offers, PIECE_BYTES, piece_to_bytes};
 use super::section::Reservation;
 use super::signal::Signal;
 use super::{INTERRUPTED, Process, Replicas};
-use crate::operation::Operation;
+use crate::operation::{Kind, Operation};
 use crate::peer_views::PeerPieces;
 use crate::transport::{Failure, Lender, Offer, Peers, Transport};
 use crate::waits::Watch;
@@ -162,6 +162,29 @@ impl ShmTransport {
         Ok(place.start..place.start + list_len)
     }
 
+    /// Whether no member has anything to read: none offers a byte, or all gather into one replica,
+    /// in which each has written its part. Every member finds the same: where the offers lie side
+    /// by side in a whole buffer of this rank's, it is the buffer of them all.
+    fn lies_in_place(
+        &self,
+        operation: &Operation,
+        offer: &Offer<'_>,
+        places: &[Range<usize>],
+    ) -> bool {
+        if places.iter().all(Range::is_empty) {
+            return true;
+        }
+        let (Kind::AllGather, Offer::Range(full, own)) = (operation.kind, offer) else {
+            return false;
+        };
+        let is_whole = operation.dtype.is_some_and(|d| operation.numel.bytes(d) == full.len());
+        let start = self.process.mapping.offset(full.start());
+        let is_at = |(rank, place): (usize, &Range<usize>)| {
+            start.is_some_and(|start| place.start == start + rank * own.len())
+        };
+        is_whole && places.iter().enumerate().all(is_at)
+    }
+
     /// Where `bytes` lie in the shared memory, if they do.
     fn place_of(&self, bytes: &[u8]) -> Option<Range<usize>> {
         if bytes.is_empty() {
@@ -269,14 +292,19 @@ impl Transport for ShmTransport {
         own.post(operation, self.place(&offer, &mut staging)?);
         self.wait(operation, |seat| &seat.posted)?;
 
-        let others = self.seats().map(|(rank, seat)| (rank, seat.operation()));
+        let sequence = operation.sequence as u32;
+        let others = self.seats().map(|(rank, seat)| (rank, seat.operation(sequence)));
         operation.agree(self.process.rank, others)?;
-        let offers = self.seats().map(|(_, seat)| seat.offer()).collect();
-        let offers = Offers::new(&self.process.mapping, offers);
+        let places: Vec<_> = self.seats().map(|(_, seat)| seat.offer(sequence)).collect();
+        let is_read = !self.lies_in_place(operation, &offer, &places);
+        let offers = Offers::new(&self.process.mapping, places);
         let _lent = Lent(self);
         give_back(offer, &offers, read);
 
-        own.read.post(operation.sequence as u32);
+        if !is_read {
+            return Ok(());
+        }
+        own.read.post(sequence);
         self.wait(operation, |seat| &seat.read)?;
         staging.take_if(|block| block.len().0 > STAGING_KEPT);
         Ok(())

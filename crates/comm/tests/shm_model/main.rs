@@ -30,7 +30,7 @@ use shuttle::sync::Arc;
 use shuttle::sync::atomic::AtomicUsize;
 use shuttle::thread;
 
-use self::control::{Holders, Meeting, Seat};
+use self::control::{Holders, Meeting};
 use self::operation::{Kind, Operation};
 use self::signal::Signal;
 use self::word::{AtomicU64, SeqCst};
@@ -80,15 +80,27 @@ fn meet(meeting: &Meeting, group: &ProcessGroup, rank: usize, sequence: u64, byt
     bytes[me.0].store(sequence, SeqCst);
     meeting.seats[rank].post(&operation, place(me)..place(me) + 1);
     seats().for_each(|(seat, _)| wait(&seat.posted, value, 1));
-    let others = seats().map(|(seat, of)| (*of, Seat::operation(seat)));
+    let others = seats().map(|(seat, of)| (*of, seat.operation(value)));
     operation.agree(me, others).unwrap();
     for (seat, of) in seats() {
-        assert_eq!(seat.offer(), place(*of)..place(*of) + 1);
+        assert_eq!(seat.offer(value), place(*of)..place(*of) + 1);
         assert_eq!(bytes[of.0].load(SeqCst), sequence);
     }
     meeting.seats[rank].read.post(value);
     seats().for_each(|(seat, _)| wait(&seat.read, value, 0));
     bytes[me.0].store(u64::MAX, SeqCst);
+}
+
+/// The same where nothing is read: it ends when all have come.
+fn barrier(meeting: &Meeting, group: &ProcessGroup, rank: usize, sequence: u64) {
+    let operation = Operation { sequence, kind: Kind::Barrier, dtype: None, numel: Numel(0) };
+    let value = sequence as u32;
+    let seats = || meeting.seats[..group.ranks().len()].iter().zip(group.ranks());
+    meeting.seats[rank].post(&operation, 0..0);
+    seats().for_each(|(seat, _)| wait(&seat.posted, value, 1));
+    let others = seats().map(|(seat, of)| (*of, seat.operation(value)));
+    operation.agree(group.ranks()[rank], others).unwrap();
+    assert!(seats().all(|(seat, _)| seat.offer(value).is_empty()));
 }
 
 fn group(ranks: &[usize]) -> ProcessGroup {
@@ -106,7 +118,13 @@ fn every_member_reads_what_all_posted_for_the_same_operation() {
         let member = |rank: usize| -> Box<dyn FnOnce() + Send> {
             let (meeting, bytes) = (Arc::clone(&meeting), Arc::clone(&bytes));
             Box::new(move || {
-                (1..=2).for_each(|n| meet(&meeting, &group(&[0, 1, 2]), rank, n, &bytes));
+                let group = group(&[0, 1, 2]);
+                for (sequence, reads) in (1..).zip([true, false, false, true, false]) {
+                    match reads {
+                        true => meet(&meeting, &group, rank, sequence, &bytes),
+                        false => barrier(&meeting, &group, rank, sequence),
+                    }
+                }
             })
         };
         run((0..3).map(member).collect());
