@@ -101,6 +101,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/comm/src/shm/memory.rs",
     "crates/comm/src/shm/section.rs",
     "crates/device/src/region.rs",
+    "crates/device/src/simd.rs",
     "crates/engine/tests/common/mod.rs",
     "crates/launch/src/tether.rs",
     "crates/python/src/tensor.rs",

@@ -8,6 +8,8 @@ mod device;
 pub mod kernels;
 #[expect(unsafe_code, reason = "owned raw storage, behind a safe face")]
 mod region;
+#[expect(unsafe_code, reason = "instructions that plain Rust has no words for")]
+pub mod simd;
 mod storage;
 
 pub use buffer::{Buffer, View, ViewMut};

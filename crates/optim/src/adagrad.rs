@@ -1,7 +1,7 @@
 //! Adagrad ("Adaptive subgradient methods", Duchi, Hazan and Singer).
 
 use crate::error::{check, check_eps};
-use crate::pass::update_blocks;
+use crate::pass::update_each;
 use crate::tiny::{TINY, TINY_ROOT, zero_below};
 use crate::{Gradient, Hyper, OptimError, Optimizer, Weights};
 
@@ -66,14 +66,17 @@ impl Optimizer for Adagrad {
         let AdagradOptions { lr_decay, eps, .. } = self.options;
         let lr = (hyper.lr / (1.0 + (step - 1) as f64 * lr_decay)) as f32;
         let (penalty, eps) = (hyper.weight_decay as f32, eps as f32);
-        update_blocks(grad, weights, |grads, masters, [sums]| {
-            for ((grad, weight), sum) in grads.iter().zip(masters).zip(sums) {
-                let grad = zero_below(TINY, *grad + penalty * *weight);
+        update_each(
+            grad,
+            weights,
+            #[inline(always)]
+            |grad, weight, [sum]| {
+                let grad = zero_below(TINY, grad + penalty * weight);
                 let root = zero_below(TINY_ROOT, grad);
-                *sum += root * root;
-                *weight -= lr * grad / (sum.sqrt() + eps);
-            }
-        });
+                let sum = sum + root * root;
+                (weight - lr * grad / (sum.sqrt() + eps), [sum])
+            },
+        );
     }
 }
 

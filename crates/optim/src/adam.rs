@@ -1,7 +1,7 @@
 //! Adam ("Adam: a method for stochastic optimization", Kingma and Ba).
 
 use crate::moments::{MomentOptions, Moments, STATE_NAMES};
-use crate::pass::update_blocks;
+use crate::pass::update_each;
 use crate::tiny::{TINY, zero_below};
 use crate::{Gradient, Hyper, OptimError, Optimizer, Weights};
 
@@ -37,13 +37,16 @@ impl Optimizer for Adam {
     fn update(&self, hyper: Hyper, step: u64, grad: Gradient<'_>, weights: Weights<'_>) {
         let moments = Moments::at(self.options, hyper.lr, step);
         let penalty = hyper.weight_decay as f32;
-        update_blocks(grad, weights, |grads, masters, [firsts, seconds]| {
-            let states = firsts.iter_mut().zip(seconds);
-            for ((grad, weight), (first, second)) in grads.iter().zip(masters).zip(states) {
-                let grad = zero_below(TINY, *grad + penalty * *weight);
-                *weight -= moments.advance(grad, first, second);
-            }
-        });
+        update_each(
+            grad,
+            weights,
+            #[inline(always)]
+            |grad, weight, [first, second]| {
+                let grad = zero_below(TINY, grad + penalty * weight);
+                let (step, moments) = moments.advance(grad, [first, second]);
+                (weight - step, moments)
+            },
+        );
     }
 }
 

@@ -1,7 +1,7 @@
 //! AdamW ("Decoupled weight decay regularization", Loshchilov and Hutter).
 
 use crate::moments::{MomentOptions, Moments, STATE_NAMES};
-use crate::pass::update_blocks;
+use crate::pass::update_each;
 use crate::{Gradient, Hyper, OptimError, Optimizer, Weights};
 
 /// AdamW, as `torch.optim.AdamW`: Adam, whose weight decay shrinks the weight and leaves the
@@ -36,12 +36,15 @@ impl Optimizer for AdamW {
     fn update(&self, hyper: Hyper, step: u64, grad: Gradient<'_>, weights: Weights<'_>) {
         let moments = Moments::at(self.options, hyper.lr, step);
         let shrink = (1.0 - hyper.lr * hyper.weight_decay) as f32;
-        update_blocks(grad, weights, |grads, masters, [firsts, seconds]| {
-            let states = firsts.iter_mut().zip(seconds);
-            for ((grad, weight), (first, second)) in grads.iter().zip(masters).zip(states) {
-                *weight = *weight * shrink - moments.advance(*grad, first, second);
-            }
-        });
+        update_each(
+            grad,
+            weights,
+            #[inline(always)]
+            |grad, weight, [first, second]| {
+                let (step, moments) = moments.advance(grad, [first, second]);
+                (weight * shrink - step, moments)
+            },
+        );
     }
 }
 

@@ -1,7 +1,7 @@
 //! Lion ("Symbolic discovery of optimization algorithms", Chen et al., algorithm 2).
 
 use crate::error::check;
-use crate::pass::update_blocks;
+use crate::pass::update_each;
 use crate::tiny::{TINY, zero_below};
 use crate::{Gradient, Hyper, OptimError, Optimizer, Weights};
 
@@ -59,21 +59,28 @@ impl Optimizer for Lion {
         let LionOptions { beta1, beta2 } = self.options;
         let [of_direction, of_average] =
             [beta1, beta2].map(|beta| (beta as f32, (1.0 - beta) as f32));
-        let mix = |(old, new): (f32, f32), average: f32, grad: f32| average * old + new * grad;
         let lr = hyper.lr as f32;
         let shrink = (1.0 - hyper.lr * hyper.weight_decay) as f32;
-        update_blocks(grad, weights, |grads, masters, [averages]| {
-            for ((grad, weight), average) in grads.iter().zip(masters).zip(averages) {
-                let direction = sign(mix(of_direction, *average, *grad));
-                *weight = *weight * shrink - lr * direction;
-                *average = zero_below(TINY, mix(of_average, *average, *grad));
-            }
-        });
+        update_each(
+            grad,
+            weights,
+            #[inline(always)]
+            |grad, weight, [average]| {
+                let direction = sign(mix(of_direction, average, grad));
+                let average = zero_below(TINY, mix(of_average, average, grad));
+                (weight * shrink - lr * direction, [average])
+            },
+        );
     }
 }
 
+#[inline(always)]
+fn mix((old, new): (f32, f32), average: f32, grad: f32) -> f32 {
+    average * old + new * grad
+}
+
 /// -1, 0 or 1; of a NaN, a NaN.
-#[inline]
+#[inline(always)]
 fn sign(value: f32) -> f32 {
     if value == 0.0 { 0.0 } else { value.signum() }
 }

@@ -66,20 +66,20 @@ impl Moments {
         }
     }
 
-    /// Advances the moments by `grad`, and returns what is to be subtracted from the weight.
-    #[inline]
-    pub(crate) fn advance(&self, grad: f32, first: &mut f32, second: &mut f32) -> f32 {
-        *first = zero_below(TINY, lerp(*first, grad, self.first_weight));
+    /// What is to be subtracted from the weight after `grad`, and the new moments.
+    #[inline(always)]
+    pub(crate) fn advance(&self, grad: f32, [first, second]: [f32; 2]) -> (f32, [f32; 2]) {
+        let first = zero_below(TINY, lerp(first, grad, self.first_weight));
         let root = zero_below(TINY_ROOT, grad);
         let square = self.second_weight * root * root;
-        *second = zero_below(f32::MIN_POSITIVE, *second * self.beta2 + square);
+        let second = zero_below(f32::MIN_POSITIVE, second * self.beta2 + square);
         let denominator = second.sqrt() / self.root_correction + self.eps;
-        self.step_size * *first / denominator
+        (self.step_size * first / denominator, [first, second])
     }
 }
 
 /// From `start` (at weight 0) to `end` (at weight 1); each is met exactly.
-#[inline]
+#[inline(always)]
 fn lerp(start: f32, end: f32, weight: f32) -> f32 {
     if weight < 0.5 { start + weight * (end - start) } else { end - (end - start) * (1.0 - weight) }
 }

@@ -1,12 +1,11 @@
 //! The pass over gradient, masters, states and model weights that every rule makes.
 
-use oxizero_device::kernels::cast;
+use oxizero_device::kernels::row::{self, ROW, Row};
+use oxizero_device::kernels::{exact_reciprocal, quotients};
+use oxizero_device::simd::vectorised;
 use oxizero_device::{View, ViewMut};
 
 use crate::tiny::{TINY, zero_below};
-
-/// Elements that a rule updates at once; a few blocks of f32 fit in a core's first-level cache.
-const BLOCK: usize = 512;
 
 /// A reduced gradient, and what is still to be done to it: an element is
 /// `(value / divisor) * factor`, a true division and a multiplication in f32.
@@ -35,15 +34,6 @@ pub struct Weights<'a> {
 }
 
 impl Gradient<'_> {
-    /// Writes the elements from `start` on, ready to use, over `block`.
-    fn write_block(&self, start: usize, block: &mut [f32]) {
-        let floor = self.floor();
-        cast(self.values.range(start..start + block.len()), ViewMut::F32(block));
-        for element in block {
-            *element = zero_below(floor, *element) / self.divisor * self.factor;
-        }
-    }
-
     /// The smallest value whose element is [`TINY`]; smaller ones are not even divided.
     fn floor(&self) -> f32 {
         let floor = f64::from(TINY) * f64::from(self.divisor) / f64::from(self.factor);
@@ -51,14 +41,16 @@ impl Gradient<'_> {
     }
 }
 
-/// Calls `rule` with the gradients, masters and states of a block at a time, in order, and then
-/// writes the block's new masters to the model weights. All of them lie on the host.
-pub(crate) fn update_blocks<const STATES: usize>(
+/// Updates each master weight and its states by `rule`, which from a gradient, a weight and its
+/// states makes the new weight and states; then writes the new masters to the model weights. All of
+/// them lie on the host.
+#[inline(always)]
+pub(crate) fn update_each<const STATES: usize>(
     grad: Gradient<'_>,
     weights: Weights<'_>,
-    rule: impl Fn(&[f32], &mut [f32], [&mut [f32]; STATES]),
+    rule: impl Fn(f32, f32, [f32; STATES]) -> (f32, [f32; STATES]),
 ) {
-    let Weights { master, states, mut model } = weights;
+    let Weights { master, states, model } = weights;
     let master = slice(master);
     let numel = master.len();
     assert_eq!(grad.values.numel().0, numel, "the gradient's length is not the master weights'");
@@ -68,21 +60,75 @@ pub(crate) fn update_blocks<const STATES: usize>(
     for state in &states {
         assert_eq!(state.len(), numel, "a state's length is not the master weights'");
     }
-    if let Some(model) = &model {
-        let model_numel = model.as_view().numel().0;
-        assert_eq!(model_numel, numel, "the model weights' length is not the master weights'");
-    }
-    let mut elements = [0.0; BLOCK];
-    for start in (0..numel).step_by(BLOCK) {
-        let block = start..numel.min(start + BLOCK);
-        let elements = &mut elements[..block.len()];
-        grad.write_block(start, elements);
-        let master = &mut master[block.clone()];
-        rule(elements, master, states.each_mut().map(|state| &mut state[block.clone()]));
-        if let Some(model) = &mut model {
-            cast(View::F32(master), model.reborrow().range(block));
-        }
-    }
+    let Some(model) = model else {
+        return update_rows(
+            grad,
+            master,
+            &mut states,
+            rule,
+            #[inline(always)]
+            |_, _| (),
+        );
+    };
+    let model_numel = model.as_view().numel().0;
+    assert_eq!(model_numel, numel, "the model weights' length is not the master weights'");
+    row::output(model, |output| {
+        update_rows(
+            grad,
+            master,
+            &mut states,
+            rule,
+            #[inline(always)]
+            |weights, start| {
+                output.put(weights, start);
+            },
+        );
+    });
+}
+
+/// Calls `publish` with each row of new masters, and where it starts.
+#[inline(always)]
+fn update_rows<const STATES: usize>(
+    grad: Gradient<'_>,
+    master: &mut [f32],
+    states: &mut [&mut [f32]; STATES],
+    rule: impl Fn(f32, f32, [f32; STATES]) -> (f32, [f32; STATES]),
+    mut publish: impl FnMut(&Row, usize),
+) {
+    let Gradient { values, divisor, factor } = grad;
+    let (floor, reciprocal) = (grad.floor(), exact_reciprocal(divisor));
+    vectorised(
+        #[inline(always)]
+        || {
+            for start in row::starts(master.len()) {
+                row::ask(values, start);
+                row::ask_of(master, start);
+                for state in states.iter() {
+                    row::ask_of(state, start);
+                }
+                let mut grads = row::read(values, start);
+                for grad in &mut grads {
+                    *grad = zero_below(floor, *grad);
+                }
+                let grads = quotients(grads, divisor, reciprocal);
+                let mut weights = row::read_of(master, start);
+                let mut rows = states.each_ref().map(|state| row::read_of(state, start));
+                for lane in 0..ROW {
+                    let before = rows.each_ref().map(|row| row[lane]);
+                    let (weight, after) = rule(grads[lane] * factor, weights[lane], before);
+                    weights[lane] = weight;
+                    for (row, after) in rows.iter_mut().zip(after) {
+                        row[lane] = after;
+                    }
+                }
+                row::put(&weights, master, start);
+                for (row, state) in rows.iter().zip(states.iter_mut()) {
+                    row::put(row, state, start);
+                }
+                publish(&weights, start);
+            }
+        },
+    );
 }
 
 /// f32 elements of the host.

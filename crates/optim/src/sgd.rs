@@ -1,7 +1,7 @@
 //! Stochastic gradient descent.
 
 use crate::error::check;
-use crate::pass::update_blocks;
+use crate::pass::update_each;
 use crate::tiny::{TINY, zero_below};
 use crate::{Gradient, Hyper, OptimError, Optimizer, Weights};
 
@@ -64,43 +64,52 @@ impl Optimizer for Sgd {
     fn update(&self, hyper: Hyper, step: u64, grad: Gradient<'_>, weights: Weights<'_>) {
         assert!(step > 0, "updates are counted from 1");
         let (lr, penalty) = (hyper.lr as f32, hyper.weight_decay as f32);
-        let penalised = move |grad: f32, weight: f32| zero_below(TINY, grad + penalty * weight);
-        let remember = |momentum: f32, buffer: &mut f32, grad: f32| {
-            *buffer = zero_below(TINY, momentum * *buffer + grad);
-            *buffer
-        };
-        let plain = |grads: &[f32], masters: &mut [f32]| {
-            for (grad, weight) in grads.iter().zip(masters) {
-                *weight -= lr * penalised(*grad, *weight);
-            }
-        };
         match self.momentum {
-            Momentum::None if self.keeps_buffer => {
-                update_blocks(grad, weights, |grads, masters, [_]| plain(grads, masters));
-            }
-            Momentum::None => update_blocks(grad, weights, |grads, masters, []| {
-                plain(grads, masters);
-            }),
-            Momentum::Classical(momentum) => {
-                let momentum = momentum as f32;
-                update_blocks(grad, weights, |grads, masters, [buffers]| {
-                    for ((grad, weight), buffer) in grads.iter().zip(masters).zip(buffers) {
-                        *weight -= lr * remember(momentum, buffer, penalised(*grad, *weight));
-                    }
-                });
-            }
-            Momentum::Nesterov(momentum) => {
-                let momentum = momentum as f32;
-                update_blocks(grad, weights, |grads, masters, [buffers]| {
-                    for ((grad, weight), buffer) in grads.iter().zip(masters).zip(buffers) {
-                        let grad = penalised(*grad, *weight);
-                        let ahead = momentum * remember(momentum, buffer, grad);
-                        *weight -= lr * (grad + ahead);
-                    }
-                });
-            }
+            Momentum::None if self.keeps_buffer => update_each(
+                grad,
+                weights,
+                #[inline(always)]
+                |grad, weight, [buffer]| (weight - lr * penalised(penalty, grad, weight), [buffer]),
+            ),
+            Momentum::None => update_each(
+                grad,
+                weights,
+                #[inline(always)]
+                |grad, weight, []| (weight - lr * penalised(penalty, grad, weight), []),
+            ),
+            Momentum::Classical(momentum) => update_each(
+                grad,
+                weights,
+                #[inline(always)]
+                |grad, weight, [buffer]| {
+                    let grad = penalised(penalty, grad, weight);
+                    let buffer = remember(momentum as f32, buffer, grad);
+                    (weight - lr * buffer, [buffer])
+                },
+            ),
+            Momentum::Nesterov(momentum) => update_each(
+                grad,
+                weights,
+                #[inline(always)]
+                |grad, weight, [buffer]| {
+                    let grad = penalised(penalty, grad, weight);
+                    let buffer = remember(momentum as f32, buffer, grad);
+                    (weight - lr * (grad + momentum as f32 * buffer), [buffer])
+                },
+            ),
         }
     }
+}
+
+/// The gradient with the L2 penalty.
+#[inline(always)]
+fn penalised(penalty: f32, grad: f32, weight: f32) -> f32 {
+    zero_below(TINY, grad + penalty * weight)
+}
+
+#[inline(always)]
+fn remember(momentum: f32, buffer: f32, grad: f32) -> f32 {
+    zero_below(TINY, momentum * buffer + grad)
 }
 
 #[cfg(test)]

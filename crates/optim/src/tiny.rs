@@ -7,7 +7,7 @@ pub(crate) const TINY: f32 = power_of_two(-100);
 pub(crate) const TINY_ROOT: f32 = power_of_two(-58);
 
 /// `value`, or +0 where its magnitude is below `floor`. A NaN stays.
-#[inline]
+#[inline(always)]
 pub(crate) fn zero_below(floor: f32, value: f32) -> f32 {
     if value.abs() < floor { 0.0 } else { value }
 }

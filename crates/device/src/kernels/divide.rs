@@ -1,15 +1,15 @@
 //! Division, and the sum of squares that a norm is made of.
 
-use half::{bf16, f16};
-
-use super::cast::{as_f32, narrow, widen};
-use super::{BLOCK, HANDED_ON, blocks, of_device};
+use super::element::Element;
+use super::of_device;
+use super::row::{self, ROW, Row};
+use crate::simd::vectorised;
 use crate::{View, ViewMut};
 
 /// Partial sums of powers that run beside each other, so that additions need not wait for the one
 /// before.
 const LANES: usize = 16;
-const _: () = assert!(BLOCK.is_multiple_of(LANES), "a block starts at the first lane");
+const _: () = assert!(ROW.is_multiple_of(LANES), "a row starts at the first lane");
 
 /// What one pass over a gradient found.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -84,7 +84,7 @@ pub fn divided_powers(grad: View<'_>, divisor: f32, power: Power) -> Powers {
     match power {
         Power::One => sum_of(grad, divisor, magnitude),
         Power::Two => sum_of(grad, divisor, square),
-        Power::Three => sum_of(grad, divisor, |quotient| square(quotient) * magnitude(quotient)),
+        Power::Three => sum_of(grad, divisor, cube),
     }
 }
 
@@ -93,32 +93,39 @@ pub fn divided_squares(grad: View<'_>, divisor: f32) -> Powers {
     divided_powers(grad, divisor, Power::Two)
 }
 
-fn sum_of(grad: View<'_>, divisor: f32, term: impl Fn(f32) -> f64 + Copy) -> Powers {
+#[inline(always)]
+fn sum_of(grad: View<'_>, divisor: f32, term: impl Fn(f32) -> f64) -> Powers {
     let mut lanes = [0.0; LANES];
-    let mut wide = [0.0; BLOCK];
-    for block in blocks(grad.numel().0) {
-        add_terms(as_f32(grad.range(block), &mut wide), divisor, term, &mut lanes);
-    }
+    each_quotients(
+        grad,
+        divisor,
+        #[inline(always)]
+        |row| {
+            for (lane, quotient) in row.iter().enumerate() {
+                lanes[lane % LANES] += term(*quotient);
+            }
+        },
+    );
     let sum = lanes.iter().sum::<f64>();
     // The cube of the largest f32 is 2^384, so a sum of powers in f64 overflows only after 2^640 of
     // them; it is infinite or NaN only if a quotient was.
     Powers { sum, finite: sum.is_finite() }
 }
 
-fn add_terms(values: &[f32], divisor: f32, term: impl Fn(f32) -> f64, lanes: &mut [f64; LANES]) {
-    let (rows, rest) = values.as_chunks::<LANES>();
-    for row in rows {
-        for (lane, value) in lanes.iter_mut().zip(row) {
-            *lane += term(value / divisor);
-        }
-    }
-    for (lane, value) in lanes.iter_mut().zip(rest) {
-        *lane += term(value / divisor);
-    }
-}
-
+#[inline(always)]
 fn magnitude(value: f32) -> f64 {
     f64::from(value).abs()
+}
+
+/// Exact: an f32 has 24 significant bits, and an f64 has 53.
+#[inline(always)]
+fn square(value: f32) -> f64 {
+    f64::from(value) * f64::from(value)
+}
+
+#[inline(always)]
+fn cube(value: f32) -> f64 {
+    square(value) * magnitude(value)
 }
 
 /// Divides each element by `divisor` in registers, and returns the largest magnitude of the
@@ -126,58 +133,73 @@ fn magnitude(value: f32) -> f64 {
 /// [`measure`].
 pub fn divided_largest(grad: View<'_>, divisor: f32) -> f32 {
     // Without the sign, the bits of floats are ordered as they are, and NaN above them all.
-    let magnitude = |value: &f32| (value / divisor).to_bits() & 0x7FFF_FFFF;
-    let mut wide = [0.0; BLOCK];
-    let largest = |block| {
-        let values = as_f32(grad.range(block), &mut wide);
-        values.iter().map(magnitude).fold(0, u32::max)
-    };
-    f32::from_bits(blocks(grad.numel().0).map(largest).fold(0, u32::max))
+    let mut largest = [0; ROW];
+    each_quotients(
+        grad,
+        divisor,
+        #[inline(always)]
+        |row| {
+            for (largest, quotient) in largest.iter_mut().zip(row) {
+                *largest = (quotient.to_bits() & 0x7FFF_FFFF).max(*largest);
+            }
+        },
+    );
+    f32::from_bits(largest.into_iter().fold(0, u32::max))
 }
 
-/// Whether every element is finite.
-pub(super) fn all_finite(values: View<'_>) -> bool {
-    // Without the sign, the bits of what is infinite or NaN are not below those of infinity.
-    match values {
-        View::F32(values) => {
-            let bits = values.iter().map(|value| value.to_bits() & 0x7FFF_FFFF);
-            bits.fold(0, u32::max) < f32::INFINITY.to_bits()
-        }
-        View::Bf16(values) => {
-            let bits = values.iter().map(|value| value.to_bits() & 0x7FFF);
-            bits.fold(0, u16::max) < bf16::INFINITY.to_bits()
-        }
-        View::F16(values) => {
-            let bits = values.iter().map(|value| value.to_bits() & 0x7FFF);
-            bits.fold(0, u16::max) < f16::INFINITY.to_bits()
-        }
-        View::Device(_) => unreachable!("{HANDED_ON}"),
+/// Calls `work` with the quotients of each row; those after the last element are zeros.
+#[inline(always)]
+fn each_quotients(grad: View<'_>, divisor: f32, mut work: impl FnMut(&Row)) {
+    let reciprocal = exact_reciprocal(divisor);
+    vectorised(
+        #[inline(always)]
+        || {
+            for start in row::starts(grad.numel().0) {
+                row::ask(grad, start);
+                work(&quotients(row::read(grad, start), divisor, reciprocal));
+            }
+        },
+    );
+}
+
+/// The row divided by `divisor`, whose exact reciprocal is given if there is one.
+#[inline(always)]
+pub fn quotients(mut row: Row, divisor: f32, reciprocal: Option<f32>) -> Row {
+    match reciprocal {
+        Some(reciprocal) => row.iter_mut().for_each(|value| *value *= reciprocal),
+        None => row.iter_mut().for_each(|value| *value /= divisor),
     }
+    row
 }
 
-/// Exact: an f32 has 24 significant bits, and an f64 has 53.
-fn square(value: f32) -> f64 {
-    f64::from(value) * f64::from(value)
+/// What to multiply by instead of dividing by `divisor`, if that gives the same bits: for a power
+/// of two, product and quotient are the same number before they are rounded.
+pub fn exact_reciprocal(divisor: f32) -> Option<f32> {
+    let is_power = divisor.is_normal() && divisor.to_bits() << 9 == 0;
+    let reciprocal = 1.0 / divisor;
+    (is_power && reciprocal.is_normal()).then_some(reciprocal)
 }
 
 /// Divides each element by `divisor` where it lies, rounding once to `grad`'s dtype.
-pub fn divide(mut grad: ViewMut<'_>, divisor: f32) {
+pub fn divide(grad: ViewMut<'_>, divisor: f32) {
     match grad {
-        ViewMut::F32(values) => return divide_each(values, divisor),
-        ViewMut::Device(grad) => return grad.device().divide(grad, divisor),
-        ViewMut::Bf16(_) | ViewMut::F16(_) => {}
-    }
-    let mut wide = [0.0; BLOCK];
-    for block in blocks(grad.as_view().numel().0) {
-        let wide = &mut wide[..block.len()];
-        widen(grad.as_view().range(block.clone()), wide);
-        divide_each(wide, divisor);
-        narrow(wide, grad.reborrow().range(block));
+        ViewMut::F32(values) => divide_each(values, divisor),
+        ViewMut::Bf16(values) => divide_each(values, divisor),
+        ViewMut::F16(values) => divide_each(values, divisor),
+        ViewMut::Device(grad) => grad.device().divide(grad, divisor),
     }
 }
 
-fn divide_each(values: &mut [f32], divisor: f32) {
-    for value in values {
-        *value /= divisor;
-    }
+fn divide_each<T: Element>(values: &mut [T], divisor: f32) {
+    let reciprocal = exact_reciprocal(divisor);
+    vectorised(
+        #[inline(always)]
+        || {
+            for start in row::starts(values.len()) {
+                row::ask_of(values, start);
+                let row = quotients(row::read_of(values, start), divisor, reciprocal);
+                row::put(&row, values, start);
+            }
+        },
+    );
 }

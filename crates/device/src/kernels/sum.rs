@@ -1,10 +1,9 @@
 //! Sums, element by element.
 
-use std::ops::Range;
-
-use super::cast::{as_f32, narrow, widen};
-use super::divide::all_finite;
-use super::{BLOCK, blocks, cast, of_device};
+use super::element::Element;
+use super::row::{self, ROW, Row};
+use super::{HANDED_ON, cast, of_device};
+use crate::simd::vectorised;
 use crate::{View, ViewMut};
 
 /// What becomes of the elements that were in an output.
@@ -22,26 +21,31 @@ pub enum Combine {
 /// # Panics
 ///
 /// If the lengths differ.
-pub fn accumulate(source: View<'_>, mut target: ViewMut<'_>, combine: Combine) -> bool {
+pub fn accumulate(source: View<'_>, target: ViewMut<'_>, combine: Combine) -> bool {
     let numel = source.numel();
     assert_eq!(numel, target.as_view().numel(), "a source and its target differ in length");
-    if let ViewMut::Device(_) = target {
-        match combine {
-            Combine::Assign => cast(source, target),
-            Combine::Add => tree_sum(&[source], target, combine),
+    match (target, combine) {
+        (target @ ViewMut::Device(_), Combine::Assign) => {
+            cast(source, target);
+            true
         }
-        return true;
-    }
-    let mut finite = true;
-    for block in blocks(numel.0) {
-        let (source, mut target) = (source.range(block.clone()), target.reborrow().range(block));
-        match combine {
-            Combine::Assign => cast(source, target.reborrow()),
-            Combine::Add => tree_sum(&[source], target.reborrow(), combine),
+        (target @ ViewMut::Device(_), Combine::Add) => {
+            tree_sum(&[source], target, combine);
+            true
         }
-        finite &= all_finite(target.as_view()); // here, where the block is in the cache
+        (target, Combine::Assign) => overwrite(
+            target,
+            &[source],
+            #[inline(always)]
+            |start| row::read(source, start),
+        ),
+        (target, Combine::Add) => add(
+            target,
+            &[source],
+            #[inline(always)]
+            |start| row::read(source, start),
+        ),
     }
-    finite
 }
 
 /// Sums the inputs in f32 by a balanced binary tree in their order, and puts the sum into
@@ -53,57 +57,198 @@ pub fn accumulate(source: View<'_>, mut target: ViewMut<'_>, combine: Combine) -
 /// # Panics
 ///
 /// If there are no inputs, or lengths differ.
-pub fn tree_sum(inputs: &[View<'_>], mut target: ViewMut<'_>, combine: Combine) {
-    let numel = target.as_view().numel();
+pub fn tree_sum(inputs: &[View<'_>], target: ViewMut<'_>, combine: Combine) {
     assert!(!inputs.is_empty(), "a sum of no inputs");
-    for (index, input) in inputs.iter().enumerate() {
-        assert_eq!(input.numel(), numel, "input {index} of a sum and its target differ in length");
-    }
+    check_lengths(inputs, &target);
     if let ViewMut::Device(target) = target {
         let inputs: Vec<_> = inputs.iter().map(|input| of_device(*input)).collect();
         return inputs[0].device().tree_sum(&inputs, target, combine);
     }
-    let mut sum = [0.0; BLOCK];
-    for block in blocks(numel.0) {
-        let sum = &mut sum[..block.len()];
-        tree(inputs, block.clone(), sum);
-        put(sum, target.reborrow().range(block), combine);
+    let mut tree = Tree::over(inputs.len());
+    match combine {
+        Combine::Assign => overwrite(
+            target,
+            inputs,
+            #[inline(always)]
+            |start| {
+                tree.sum(
+                    #[inline(always)]
+                    |index| row::read(inputs[index], start),
+                )
+            },
+        ),
+        Combine::Add => add(
+            target,
+            inputs,
+            #[inline(always)]
+            |start| {
+                tree.sum(
+                    #[inline(always)]
+                    |index| row::read(inputs[index], start),
+                )
+            },
+        ),
+    };
+}
+
+/// [`tree_sum`] over `before`, `target` itself and `after`, in this order, into `target`. All lie
+/// on the host.
+///
+/// # Panics
+///
+/// If lengths differ.
+pub fn tree_sum_in_place(before: &[View<'_>], target: ViewMut<'_>, after: &[View<'_>]) {
+    check_lengths(before, &target);
+    check_lengths(after, &target);
+    let others = [before, after].concat();
+    let place = before.len();
+    match target {
+        ViewMut::F32(target) => sum_in_place(&others, place, target),
+        ViewMut::Bf16(target) => sum_in_place(&others, place, target),
+        ViewMut::F16(target) => sum_in_place(&others, place, target),
+        ViewMut::Device(_) => unreachable!("{HANDED_ON}"),
     }
 }
 
-/// Overwrites `sum` with the tree over the inputs' elements of `block`.
-fn tree(inputs: &[View<'_>], block: Range<usize>, sum: &mut [f32]) {
-    if let [only] = inputs {
-        return widen(only.range(block), sum);
+fn check_lengths(inputs: &[View<'_>], target: &ViewMut<'_>) {
+    let numel = target.as_view().numel();
+    for (index, input) in inputs.iter().enumerate() {
+        assert_eq!(input.numel(), numel, "input {index} of a sum and its target differ in length");
     }
-    let (left, right) = inputs.split_at(inputs.len().next_power_of_two() / 2);
-    tree(left, block.clone(), sum);
-    match right {
-        [View::F32(only)] => add(&only[block], sum),
-        _ => {
-            let mut wide = [0.0; BLOCK];
-            let wide = &mut wide[..block.len()];
-            tree(right, block, wide);
-            add(wide, sum);
+}
+
+fn sum_in_place<T: Element>(others: &[View<'_>], place: usize, target: &mut [T]) {
+    let mut tree = Tree::over(others.len() + 1);
+    change(
+        target,
+        others,
+        #[inline(always)]
+        |start, own| {
+            tree.sum(
+                #[inline(always)]
+                |index| match index {
+                    _ if index == place => *own,
+                    _ => row::read(others[index - usize::from(index > place)], start),
+                },
+            )
+        },
+    );
+}
+
+/// Overwrites `target` by the rows that are made from the inputs; returns whether all is finite.
+#[inline(always)]
+fn overwrite(target: ViewMut<'_>, inputs: &[View<'_>], mut make: impl FnMut(usize) -> Row) -> bool {
+    let numel = target.as_view().numel();
+    row::output(target, |output| {
+        vectorised(
+            #[inline(always)]
+            || {
+                let mut finite = true;
+                for start in row::starts(numel.0) {
+                    for input in inputs {
+                        row::ask(*input, start);
+                    }
+                    finite &= output.put(&make(start), start);
+                }
+                finite
+            },
+        )
+    })
+}
+
+/// Adds to `target` the rows that are made from the inputs; returns whether all is finite.
+#[inline(always)]
+fn add(target: ViewMut<'_>, inputs: &[View<'_>], make: impl FnMut(usize) -> Row) -> bool {
+    match target {
+        ViewMut::F32(target) => add_each(target, inputs, make),
+        ViewMut::Bf16(target) => add_each(target, inputs, make),
+        ViewMut::F16(target) => add_each(target, inputs, make),
+        ViewMut::Device(_) => unreachable!("{HANDED_ON}"),
+    }
+}
+
+#[inline(always)]
+fn add_each<T: Element>(
+    target: &mut [T],
+    inputs: &[View<'_>],
+    mut make: impl FnMut(usize) -> Row,
+) -> bool {
+    change(
+        target,
+        inputs,
+        #[inline(always)]
+        |start, before| plus(before, &make(start)),
+    )
+}
+
+/// Changes `target` to the rows that are made from it and the inputs; returns whether all is
+/// finite.
+#[inline(always)]
+fn change<T: Element>(
+    target: &mut [T],
+    inputs: &[View<'_>],
+    mut make: impl FnMut(usize, &Row) -> Row,
+) -> bool {
+    vectorised(
+        #[inline(always)]
+        || {
+            let mut finite = true;
+            for start in row::starts(target.len()) {
+                for input in inputs {
+                    row::ask(*input, start);
+                }
+                row::ask_of(target, start);
+                let changed = make(start, &row::read_of(target, start));
+                finite &= row::put(&changed, target, start);
+            }
+            finite
+        },
+    )
+}
+
+/// A balanced binary tree over so many rows.
+struct Tree {
+    count: usize,
+    /// Sums of 2^k neighbours that wait for their neighbours', in falling order of k.
+    waiting: Vec<Row>,
+}
+
+impl Tree {
+    fn over(count: usize) -> Self {
+        Self { count, waiting: Vec::new() }
+    }
+
+    #[inline(always)]
+    fn sum(&mut self, leaf: impl Fn(usize) -> Row) -> Row {
+        match self.count {
+            1 => leaf(0),
+            2 => plus(&leaf(0), &leaf(1)),
+            _ => self.sum_of_more(leaf),
         }
     }
-}
 
-/// Puts `sum` into `target`, rounding once.
-fn put(sum: &mut [f32], target: ViewMut<'_>, combine: Combine) {
-    match (target, combine) {
-        (ViewMut::F32(target), Combine::Add) => add(sum, target),
-        (target, Combine::Add) => {
-            let mut wide = [0.0; BLOCK];
-            add(as_f32(target.as_view(), &mut wide), sum);
-            narrow(sum, target);
+    /// As one counts in binary: each pair of sums over as many leaves becomes one.
+    #[inline(always)]
+    fn sum_of_more(&mut self, leaf: impl Fn(usize) -> Row) -> Row {
+        self.waiting.clear();
+        for index in 0..self.count {
+            let mut sum = leaf(index);
+            for _ in 0..index.trailing_ones() {
+                let left = self.waiting.pop().expect("as many wait as the index has ones");
+                sum = plus(&left, &sum);
+            }
+            self.waiting.push(sum);
         }
-        (target, Combine::Assign) => narrow(sum, target),
+        let last = self.waiting.pop().expect("there is a leaf");
+        self.waiting.iter().rev().fold(last, |sum, left| plus(left, &sum))
     }
 }
 
-fn add(addend: &[f32], sum: &mut [f32]) {
-    for (sum, addend) in sum.iter_mut().zip(addend) {
-        *sum += addend;
+#[inline(always)]
+fn plus(left: &Row, right: &Row) -> Row {
+    let mut sum = [0.0; ROW];
+    for lane in 0..ROW {
+        sum[lane] = left[lane] + right[lane];
     }
+    sum
 }

@@ -1,0 +1,164 @@
+//! Rows: the elements that a kernel works on at once.
+//!
+//! A kernel is a loop over rows within [`vectorised`](crate::simd::vectorised), and all that it
+//! does to a row is inlined there. Arithmetic is on arrays of f32, which the compiler holds in
+//! registers. The last row is filled up with zeros, of which nothing is written. While a row is
+//! worked on, one further on is asked for.
+
+use half::{bf16, f16};
+use oxizero_core::DType;
+
+use super::HANDED_ON;
+use super::element::Element;
+use crate::simd::{Writer, prefetch, written};
+use crate::{View, ViewMut};
+
+/// The elements of a row: four lines of f32 in the caches.
+pub const ROW: usize = 64;
+
+/// A row, in f32.
+pub type Row = [f32; ROW];
+
+/// How many elements further on the row is that is asked for.
+const AHEAD: usize = 8 * ROW;
+
+/// Outputs of so many bytes are written past the caches.
+const STREAMED_FROM: usize = 1 << 20;
+
+/// Where the rows of `0..numel` start, in order.
+#[inline(always)]
+pub fn starts(numel: usize) -> impl Iterator<Item = usize> {
+    (0..numel).step_by(ROW)
+}
+
+/// Asks for the elements that will be read or changed a few rows after the one from `start` on.
+#[inline(always)]
+pub fn ask(values: View<'_>, start: usize) {
+    match values {
+        View::F32(values) => ask_of(values, start),
+        View::Bf16(values) => ask_of(values, start),
+        View::F16(values) => ask_of(values, start),
+        View::Device(_) => {}
+    }
+}
+
+/// [`ask`], where the dtype is known.
+#[inline(always)]
+pub fn ask_of<T>(values: &[T], start: usize) {
+    prefetch::<T, ROW>(values, start + AHEAD);
+}
+
+/// The elements from `start` on; exact.
+///
+/// # Panics
+///
+/// If they lie on a device.
+#[inline(always)]
+pub fn read(values: View<'_>, start: usize) -> Row {
+    match values {
+        View::F32(values) => read_of(values, start),
+        View::Bf16(values) => read_of(values, start),
+        View::F16(values) => read_of(values, start),
+        View::Device(_) => unreachable!("{HANDED_ON}"),
+    }
+}
+
+/// [`read`], where the dtype is known.
+#[inline(always)]
+pub fn read_of<T: Element>(values: &[T], start: usize) -> Row {
+    let values = &values[start..];
+    match values.first_chunk() {
+        Some(values) => wide(values),
+        None => wide(&filled_up(values)),
+    }
+}
+
+#[inline(always)]
+fn wide<T: Element>(values: &[T; ROW]) -> Row {
+    let mut row = [0.0; ROW];
+    for lane in 0..ROW {
+        row[lane] = values[lane].widen();
+    }
+    row
+}
+
+#[cold]
+fn filled_up<T: Element>(values: &[T]) -> [T; ROW] {
+    let mut row = [T::zeroed(); ROW];
+    row[..values.len()].copy_from_slice(values);
+    row
+}
+
+/// Overwrites the elements from `start` on, rounding to nearest even. Returns whether all are
+/// finite then.
+#[inline(always)]
+pub fn put<T: Element>(row: &Row, values: &mut [T], start: usize) -> bool {
+    let (row, values) = (narrow(row), &mut values[start..]);
+    match values.first_chunk_mut() {
+        Some(values) => *values = row,
+        None => put_part(&row, values),
+    }
+    all_finite(&row)
+}
+
+#[inline(always)]
+fn narrow<T: Element>(row: &Row) -> [T; ROW] {
+    let mut narrow = [T::zeroed(); ROW];
+    for lane in 0..ROW {
+        narrow[lane] = T::narrow(row[lane]);
+    }
+    narrow
+}
+
+#[cold]
+fn put_part<T: Element>(row: &[T; ROW], values: &mut [T]) {
+    values.copy_from_slice(&row[..values.len()]);
+}
+
+#[inline(always)]
+fn all_finite<T: Element>(row: &[T; ROW]) -> bool {
+    let mut finite = true;
+    for value in row {
+        finite &= value.is_finite();
+    }
+    finite
+}
+
+/// Elements that are overwritten row by row, and not read before all of them are.
+#[derive(Debug)]
+pub struct Output<'a> {
+    writer: Writer<'a>,
+    dtype: DType,
+}
+
+/// Runs `work` with the output that `target` is. What is more than a second-level cache holds is
+/// written past the caches.
+///
+/// # Panics
+///
+/// If it lies on a device.
+pub fn output<R>(target: ViewMut<'_>, work: impl FnOnce(&mut Output<'_>) -> R) -> R {
+    let dtype = target.as_view().dtype();
+    let bytes = target.bytes_mut();
+    let streams = bytes.len() >= STREAMED_FROM;
+    written(bytes, streams, |writer| work(&mut Output { writer, dtype }))
+}
+
+impl Output<'_> {
+    /// Overwrites the elements from `start` on, as [`put`] does.
+    #[inline(always)]
+    pub fn put(&mut self, row: &Row, start: usize) -> bool {
+        match self.dtype {
+            DType::F32 => self.put_of::<f32>(row, start),
+            DType::Bf16 => self.put_of::<bf16>(row, start),
+            DType::F16 => self.put_of::<f16>(row, start),
+        }
+    }
+
+    #[inline(always)]
+    fn put_of<T: Element>(&mut self, row: &Row, start: usize) -> bool {
+        let row: [T; ROW] = narrow(row);
+        self.writer.write(start, &row);
+        all_finite(&row)
+    }
+}
