@@ -24,6 +24,12 @@ pub trait Communicator: Send + Sync {
     /// Zeroed memory of this rank's own, which collectives move fastest. Other memory works too.
     fn alloc(&self, bytes: Bytes) -> Result<Region, CommError>;
 
+    /// The same for what is written before it is read: it may be zeroed or not, which saves a pass
+    /// over it.
+    fn alloc_scratch(&self, bytes: Bytes) -> Result<Region, CommError> {
+        self.alloc(bytes)
+    }
+
     /// Zeroed memory for a buffer that every rank will hold in full; a collective call.
     ///
     /// Where [`shares_replicas`](Self::shares_replicas), the ranks of a host get one memory, and

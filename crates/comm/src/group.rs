@@ -216,6 +216,10 @@ impl<T: Transport> Communicator for Group<T> {
         self.transport.alloc(bytes)
     }
 
+    fn alloc_scratch(&self, bytes: Bytes) -> Result<Region, CommError> {
+        self.transport.alloc_scratch(bytes)
+    }
+
     fn alloc_replica(&self, bytes: Bytes) -> Result<Region, CommError> {
         let deed = |operation: &Operation| self.transport.alloc_replica(operation);
         self.run(Kind::AllocReplica, None, Numel(bytes.0), deed)

@@ -41,6 +41,11 @@ pub(crate) trait Transport: Send + Sync + Sized + 'static {
     /// See [`Communicator::alloc`](crate::Communicator::alloc).
     fn alloc(&self, bytes: Bytes) -> Result<Region, CommError>;
 
+    /// See [`Communicator::alloc_scratch`](crate::Communicator::alloc_scratch).
+    fn alloc_scratch(&self, bytes: Bytes) -> Result<Region, CommError> {
+        self.alloc(bytes)
+    }
+
     /// Meets the other members for `operation`, whose numel is the size in bytes.
     fn alloc_replica(&self, operation: &Operation) -> Result<Region, CommError>;
 

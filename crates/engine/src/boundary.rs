@@ -203,12 +203,12 @@ impl Engine {
     }
 
     fn update_bucket(&mut self, id: BucketId, unscaled: &Unscaled) {
-        let (hyper, applied_steps) = (&self.hyper, self.applied_steps);
+        let (hyper, lr_factor) = (&self.hyper, self.hyper.lr_factor(self.applied_steps));
         let (params, specs) = (&self.params, &self.specs);
         let of = |param: ParamId| {
             let used = unscaled.used()[param.0];
             let updates = params[param.0].updates;
-            used.then(|| hyper.update(specs[param.0].group, updates, applied_steps))
+            used.then(|| hyper.update(specs[param.0].group, updates, lr_factor))
         };
         self.buckets[id.0].update(unscaled, of);
     }

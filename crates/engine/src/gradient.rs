@@ -92,7 +92,7 @@ impl Gradient {
         let sent = if partial.dtype() == wire {
             Sent { partial, kept: None }
         } else {
-            let mut sent = alloc(comm, partial.numel(), wire)?;
+            let mut sent = alloc_scratch(comm, partial.numel(), wire)?;
             kernels::cast(partial.view(), sent.view_mut());
             Sent { partial: sent, kept: Some(partial) }
         };
@@ -157,7 +157,7 @@ impl Gradient {
         layout: &Layout,
         comm: &dyn Communicator,
     ) -> Result<Buffer, CommError> {
-        self.partial.take().map_or_else(|| alloc(comm, layout.padded_numel(), dtype), Ok)
+        self.partial.take().map_or_else(|| alloc_scratch(comm, layout.padded_numel(), dtype), Ok)
     }
 
     /// A parameter that did not contribute contributes zeros.
@@ -241,4 +241,9 @@ pub(crate) fn alloc(
     dtype: DType,
 ) -> Result<Buffer, CommError> {
     Ok(Buffer::new(comm.alloc(numel.bytes(dtype))?, dtype))
+}
+
+/// The same for elements that are all written before they are read, but for padding.
+fn alloc_scratch(comm: &dyn Communicator, numel: Numel, dtype: DType) -> Result<Buffer, CommError> {
+    Ok(Buffer::new(comm.alloc_scratch(numel.bytes(dtype))?, dtype))
 }

@@ -49,8 +49,13 @@ impl HyperParams {
 
     /// The learning rate of a group in the step after so many applied ones.
     pub(crate) fn lr(&self, group: usize, applied_steps: u64) -> Option<f64> {
-        let factor = self.setup.schedule.factor(applied_steps);
+        let factor = self.lr_factor(applied_steps);
         self.setup.groups.get(group).map(|options| options.lr * factor)
+    }
+
+    /// What the schedule multiplies learning rates by in the step after so many applied ones.
+    pub(crate) fn lr_factor(&self, applied_steps: u64) -> f64 {
+        self.setup.schedule.factor(applied_steps)
     }
 
     /// The groups' settings, and the rules of their own.
@@ -63,16 +68,11 @@ impl HyperParams {
         self.fingerprint
     }
 
-    /// How a parameter of a group is updated, for the `step`-th time, after `applied_steps` of the
-    /// model.
-    pub(crate) fn update(
-        &self,
-        group: OptimGroup,
-        step: u64,
-        applied_steps: u64,
-    ) -> ParamUpdate<'_> {
+    /// How a parameter of a group is updated, for the `step`-th time, where the schedule gives
+    /// `lr_factor`.
+    pub(crate) fn update(&self, group: OptimGroup, step: u64, lr_factor: f64) -> ParamUpdate<'_> {
         let GroupOptions { lr, weight_decay } = self.setup.groups[group.0];
-        let hyper = Hyper { lr: lr * self.setup.schedule.factor(applied_steps), weight_decay };
+        let hyper = Hyper { lr: lr * lr_factor, weight_decay };
         let rule = self.own[group.0].as_ref().unwrap_or(&self.setup.rule);
         ParamUpdate { group, rule: &**rule, hyper, step }
     }

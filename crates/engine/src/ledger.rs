@@ -18,8 +18,11 @@ impl Ledger {
 
     /// A bucket that held `before` holds `after`.
     pub(crate) fn change(&mut self, before: RoleBytes, after: RoleBytes) {
-        self.live = self.live + after - before;
-        self.note(self.live);
+        // Most of what happens to a bucket changes no size: a gradient comes into its slot.
+        if before != after {
+            self.live = self.live + after - before;
+            self.note(self.live);
+        }
     }
 
     /// A bucket that holds `bytes` holds so much for partial gradients while it reduces them.

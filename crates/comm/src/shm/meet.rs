@@ -318,6 +318,10 @@ impl Transport for ShmTransport {
         self.process.section.alloc(bytes)
     }
 
+    fn alloc_scratch(&self, bytes: Bytes) -> Result<Region, CommError> {
+        self.process.section.scratch(bytes)
+    }
+
     /// Where replicas are shared, the group's first member sets the memory aside, and tells the
     /// others where it lies.
     fn alloc_replica(&self, operation: &Operation) -> Result<Region, CommError> {

@@ -153,6 +153,15 @@ impl Mapping {
         Bytes(usize::try_from(counted.st_blocks).unwrap_or(0) * STAT_BLOCK)
     }
 
+    /// Zeroes `range`, and keeps its pages: for small ranges, to take new ones costs more. Nobody
+    /// may refer to it.
+    pub(super) fn zero(&self, range: Range<usize>) {
+        assert!(range.end <= self.len, "{range:?} of {} mapped bytes", self.len);
+        // SAFETY: in bounds by the assertion; `Section`, which alone calls this, does so when the
+        // last region in the range is gone, and before the range is free for another.
+        unsafe { self.address(range.start).write_bytes(0, range.len()) }
+    }
+
     /// Zeroes `range`, and gives its whole pages back to the system. Nobody may refer to it.
     pub(super) fn clear(&self, range: Range<usize>) -> rustix::io::Result<()> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

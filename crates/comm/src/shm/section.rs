@@ -1,8 +1,8 @@
 //! Regions of shared memory: each rank allocates from its own section.
 //!
 //! Free memory is always zero: it is cleared when it is given back, so that handing it out is
-//! only arithmetic, and its pages come when they are first written to. Only the last few blocks of
-//! middle size are kept as they are, since steps ask for the same sizes again and again, and new
+//! only arithmetic, and its pages come when they are first written to; those of small blocks stay.
+//! Only the last few blocks of middle size are kept as they are, since steps ask for the same sizes again and again, and new
 //! pages cost many times as much as zeroing old ones. One of them is cleared before another block
 //! takes new pages, so that a step's peak is not their sum.
 //!
@@ -25,6 +25,10 @@ use crate::{Allocated, CommError};
 /// and one that is kept serves another of nearly its size. What is not written to takes addresses
 /// only.
 const UNIT: usize = 1 << 20;
+
+/// Smaller blocks keep their pages: the system takes longer to take them back, and to give new ones,
+/// than they are zeroed.
+const SMALL: usize = 64 << 10;
 
 /// Blocks of at most so many bytes are kept for the next of their size, and at most so many: this
 /// is what a process may hold beyond what is allocated.
@@ -69,6 +73,11 @@ impl Section {
     /// A region of this rank's own, zeroed.
     pub(super) fn alloc(self: &Arc<Self>, bytes: Bytes) -> Result<Region, CommError> {
         self.zeroed_region(bytes, Counted::Own)
+    }
+
+    /// A region of this rank's own, zeroed or as this rank left it.
+    pub(super) fn scratch(self: &Arc<Self>, bytes: Bytes) -> Result<Region, CommError> {
+        Ok(self.own_region(bytes, Counted::Own)?.0)
     }
 
     /// A replica that no other rank holds, zeroed.
@@ -203,6 +212,10 @@ impl Section {
 
     /// Zeroes what nobody refers to any more; whether it may be used again.
     fn clear(&self, range: &Range<usize>) -> bool {
+        if self.may_use_again() && range.len() < SMALL {
+            self.mapping.zero(range.clone());
+            return true;
+        }
         self.may_use_again() && self.mapping.clear(range.clone()).is_ok()
     }
 

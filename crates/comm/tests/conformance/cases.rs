@@ -281,6 +281,7 @@ pub(crate) fn memory_is_zeroed_whenever_it_is_handed_out(comm: Box<dyn Communica
             let mine = comm.rank().0 * bytes..(comm.rank().0 + 1) * bytes;
             replica.range_mut(mine).fill(3);
             assert!(first.bytes().iter().all(|byte| *byte == 1));
+            comm.alloc_scratch(Bytes(bytes)).unwrap().bytes_mut().fill(4);
         }
     }
 }
