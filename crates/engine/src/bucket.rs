@@ -334,14 +334,31 @@ impl Trained {
             }
             None => (model.range_mut(in_model), None),
         };
-        let states = self.states.iter_mut();
-        let mut states: Vec<_> = states.map(|s| s.range_mut(in_owned.clone())).collect();
         let values = self.grad.view(run, shard);
         let (divisor, factor) = (unscaled.divisor(), unscaled.factor());
         let grad = OptimGradient { values, divisor, factor };
-        let weights = Weights { master, states: &mut states, model };
-        update.rule.update(update.hyper, update.step, grad, weights);
+        // Nothing is allocated for each of many parameters: rules keep two states at most.
+        match &mut self.states[..] {
+            [] => apply(update, grad, Weights { master, states: &mut [], model }),
+            [one] => {
+                let states = &mut [one.range_mut(in_owned)];
+                apply(update, grad, Weights { master, states, model });
+            }
+            [one, two] => {
+                let states = &mut [one.range_mut(in_owned.clone()), two.range_mut(in_owned)];
+                apply(update, grad, Weights { master, states, model });
+            }
+            more => {
+                let states = more.iter_mut().map(|state| state.range_mut(in_owned.clone()));
+                let mut states: Vec<_> = states.collect();
+                apply(update, grad, Weights { master, states: &mut states, model });
+            }
+        }
     }
+}
+
+fn apply(update: ParamUpdate<'_>, grad: OptimGradient<'_>, weights: Weights<'_>) {
+    update.rule.update(update.hyper, update.step, grad, weights);
 }
 
 /// One of the rule's states, before the first update.

@@ -1,10 +1,10 @@
 //! Regions of shared memory: each rank allocates from its own section.
 //!
 //! Free memory is always zero: it is cleared when it is given back, so that handing it out is
-//! only arithmetic, and its pages come when they are first written to; those of small blocks stay.
-//! Only the last few blocks of middle size are kept as they are, since steps ask for the same sizes again and again, and new
-//! pages cost many times as much as zeroing old ones. One of them is cleared before another block
-//! takes new pages, so that a step's peak is not their sum.
+//! only arithmetic, and its pages come when they are first written to; small blocks keep theirs.
+//! Only the last few blocks of middle size are kept as they are, since steps ask for the same sizes
+//! again and again, and new pages cost many times as much as zeroing old ones. One of them is
+//! cleared before another block takes new pages, so that a step's peak is not their sum.
 //!
 //! After a failure nothing is cleared or used again: a collective that did not complete may have
 //! left a rank that still reads.
@@ -26,8 +26,8 @@ use crate::{Allocated, CommError};
 /// only.
 const UNIT: usize = 1 << 20;
 
-/// Smaller blocks keep their pages: the system takes longer to take them back, and to give new ones,
-/// than they are zeroed.
+/// Smaller blocks keep their pages: the system takes longer to take them back, and to give new
+/// ones, than they are zeroed.
 const SMALL: usize = 64 << 10;
 
 /// Blocks of at most so many bytes are kept for the next of their size, and at most so many: this

@@ -27,6 +27,8 @@ pub(crate) static REGIONS: AtomicUsize = AtomicUsize::new(0);
 pub(crate) static REGIONS_PEAK: AtomicUsize = AtomicUsize::new(0);
 /// Live bytes of everything else.
 pub(crate) static OTHERS: AtomicUsize = AtomicUsize::new(0);
+/// Allocations so far, of both.
+pub(crate) static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
 fn counter(layout: &Layout) -> &'static AtomicUsize {
     if layout.align() == 64 { &REGIONS } else { &OTHERS }
@@ -35,6 +37,7 @@ fn counter(layout: &Layout) -> &'static AtomicUsize {
 // SAFETY: every call is handed to the system's allocator as it is.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, SeqCst);
         let live = counter(&layout).fetch_add(layout.size(), SeqCst) + layout.size();
         if layout.align() == 64 {
             REGIONS_PEAK.fetch_max(live, SeqCst);
