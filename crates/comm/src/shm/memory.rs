@@ -24,6 +24,8 @@ const SECTIONS_LEN_MAX: usize = 1 << 46;
 /// Where the first section starts: the control pages end before it.
 const SECTIONS: usize = (size_of::<Control>() + PAGE).next_multiple_of(1 << 21);
 pub(super) const PAGE: usize = 1 << 12;
+/// A huge page.
+pub(super) const HUGE_PAGE: usize = 1 << 21;
 /// The unit of `st_blocks`, whatever the file's blocks are.
 const STAT_BLOCK: usize = 512;
 
@@ -160,6 +162,22 @@ impl Mapping {
         // SAFETY: in bounds by the assertion; `Section`, which alone calls this, does so when the
         // last region in the range is gone, and before the range is free for another.
         unsafe { self.address(range.start).write_bytes(0, range.len()) }
+    }
+
+    /// Asks for huge pages in `range`, which is one block's, or takes that back before others have
+    /// the range. Only whole ones within it are asked for, so that no page belongs to two blocks,
+    /// or holds more than is allocated. Many systems give none; see
+    /// `/sys/kernel/mm/transparent_hugepage/shmem_enabled`.
+    pub(super) fn advise_huge_pages(&self, range: &Range<usize>, wanted: bool) {
+        let start = range.start.next_multiple_of(HUGE_PAGE);
+        let end = range.end - range.end % HUGE_PAGE;
+        if start >= end {
+            return;
+        }
+        let advice = if wanted { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
+        let address = self.address(start).as_ptr().cast();
+        // SAFETY: in bounds of the mapping; which pages it gets changes no byte of it.
+        let _unheeded = unsafe { rustix::mm::madvise(address, end - start, advice) };
     }
 
     /// Zeroes `range`, and gives its whole pages back to the system. Nobody may refer to it.

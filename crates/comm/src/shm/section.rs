@@ -18,7 +18,7 @@ use oxizero_device::{REGION_ALIGN, Region};
 
 use super::control::Holders;
 use super::free_list::FreeList;
-use super::memory::{Mapping, PAGE};
+use super::memory::{HUGE_PAGE, Mapping, PAGE};
 use crate::{Allocated, CommError};
 
 /// Blocks from this size on are multiples of it, so that all of their memory can be given back,
@@ -34,6 +34,10 @@ const SMALL: usize = 64 << 10;
 /// is what a process may hold beyond what is allocated.
 const KEPT_BYTES_MAX: usize = 64 << 20;
 const KEPT_MAX: usize = 2;
+
+/// Huge pages are asked for in blocks from this size on, for as long as they are allocated. Each
+/// such block may take an entry of the system's list of a process's mappings, which is short.
+const HUGE_FROM: usize = 16 << 20;
 
 /// One process's allocator.
 pub(super) struct Section {
@@ -179,12 +183,22 @@ impl Section {
     fn take(&self, blocks: &mut Blocks, bytes: Bytes) -> Result<Range<usize>, CommError> {
         let returned = |(index, _): &mut (usize, Range<usize>)| self.holders(*index).reclaim();
         for (_, range) in blocks.replicas.extract_if(.., returned) {
+            self.advise_huge_pages(&range, false); // another holder may have cleared it
             blocks.free.give(range);
         }
-        block_len(bytes).and_then(|len| blocks.free.take(len, align(bytes))).ok_or_else(|| {
+        let taken = block_len(bytes).and_then(|len| blocks.free.take(len, align(bytes)));
+        let range = taken.ok_or_else(|| {
             let why = format!("{bytes} do not fit into what is left of this rank's addresses");
             CommError::System { operation: "allocate shared memory", why }
-        })
+        })?;
+        self.advise_huge_pages(&range, true);
+        Ok(range)
+    }
+
+    fn advise_huge_pages(&self, range: &Range<usize>, wanted: bool) {
+        if range.len() >= HUGE_FROM {
+            self.mapping.advise_huge_pages(range, wanted);
+        }
     }
 
     fn count(&self, counted: Counted) -> Option<&AtomicUsize> {
@@ -216,6 +230,7 @@ impl Section {
             self.mapping.zero(range.clone());
             return true;
         }
+        self.advise_huge_pages(range, false);
         self.may_use_again() && self.mapping.clear(range.clone()).is_ok()
     }
 
@@ -229,7 +244,11 @@ impl Section {
 }
 
 fn align(bytes: Bytes) -> usize {
-    if bytes.0 < UNIT { REGION_ALIGN } else { PAGE }
+    match bytes.0 {
+        ..UNIT => REGION_ALIGN,
+        UNIT..HUGE_FROM => PAGE,
+        _ => HUGE_PAGE,
+    }
 }
 
 fn block_len(bytes: Bytes) -> Option<usize> {
@@ -346,5 +365,25 @@ mod tests {
         }
         let allocated = section.allocated();
         assert_eq!((allocated.own, allocated.replicas), (bytes, Bytes(0)));
+    }
+
+    #[test]
+    fn large_blocks_start_on_huge_pages_and_small_ones_do_not_take_what_is_before_them() {
+        let world_size = WorldSize::ONE;
+        let mapping = Mapping::new(super::super::memory::create(world_size).unwrap(), world_size);
+        let mapping = Arc::new(mapping.unwrap());
+        let section = Section::new(Arc::clone(&mapping), Rank(0));
+        let place = |region: &Region| mapping.offset(region.start()).unwrap();
+        for round in 0..3 {
+            let small = section.alloc(Bytes(64)).unwrap();
+            let mut large = section.alloc(Bytes(HUGE_FROM + 1)).unwrap();
+            let next = section.alloc(Bytes(64)).unwrap();
+            assert!(place(&large).is_multiple_of(HUGE_PAGE), "round {round}");
+            assert!(place(&next) < place(&large), "round {round}");
+            assert!(large.bytes().iter().all(|byte| *byte == 0), "round {round}");
+            large.bytes_mut().fill(7);
+            assert!(section.allocated().resident.0 >= HUGE_FROM);
+            drop((small, next, large));
+        }
     }
 }
