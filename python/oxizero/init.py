@@ -4,6 +4,7 @@ import json
 import os
 
 import torch
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.overrides import TorchFunctionMode
 
 from oxizero import pieces, start, world
@@ -13,6 +14,9 @@ from oxizero._oxizero import ConfigError
 _OF_NO_ELEMENT = ("__get__", "__set__", "dim", "size", "numel", "nelement", "ndimension", "stride",
                   "element_size", "is_floating_point", "is_complex", "requires_grad_", "detach",
                   "untyped_storage", "register_hook", "__hash__", "__len__", "is_contiguous")
+
+# Attributes that are views, which torch makes only of memory that is there.
+_VIEWS = tuple(getattr(torch.Tensor, name).__get__ for name in ("T", "mT", "H", "mH"))
 
 # What depends on how many ranks have batches of their own, which the model will say.
 _OF_BATCHES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -91,6 +95,10 @@ class Init:
             self._building.append(module)
             try:
                 original(module, *args, **kwargs)
+            except RuntimeError as error:
+                if isinstance(module, ParametrizationList):
+                    _refuse_parametrization(error, *args)
+                raise
             finally:
                 self._building.pop()
             if is_outermost:
@@ -115,7 +123,7 @@ class _Whole(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         used = {}
-        if getattr(func, "__name__", "") not in _OF_NO_ELEMENT:
+        if getattr(func, "__name__", "") not in _OF_NO_ELEMENT or func in _VIEWS:
             given = [*args, *kwargs.values()]
             given += [item for value in given if isinstance(value, (list, tuple)) for item in value]
             for tensor in given:
@@ -136,6 +144,16 @@ class _Whole(TorchFunctionMode):
         finally:
             for piece in used:
                 piece.let_go()
+
+
+def _refuse_parametrization(error, parametrizations, *_):
+    """Those that give a parameter other memory do it with `Tensor.set_`, which no mode sees."""
+    names = ", ".join(type(parametrization).__name__ for parametrization in parametrizations)
+    raise ConfigError(
+        f"the parametrization {names.lstrip('_')} is refused inside of zero.Init, since it "
+        "replaces the memory of the parameter; register it on a module that is built outside, and shard "
+        "that with zero.Init(module=...)"
+    ) from error
 
 
 def _classes(kind):

@@ -5,6 +5,7 @@ import torch
 from models import Conv, Gpt, batches, build
 from test_access import start
 from test_stage3 import sizes
+from torch.nn.utils import parametrizations
 
 import oxizero
 from oxizero import pieces, utils, zero
@@ -311,15 +312,15 @@ def test_an_array_of_a_piece_is_refused_with_what_to_write(ranks):
 
 
 class Normed(torch.nn.Module):
-    def __init__(self):
+    def __init__(self, norm):
         super().__init__()
-        self.layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 4))
+        self.layer = norm(torch.nn.Linear(4, 4))
 
     def forward(self, x):
         return self.layer(x)
 
 
-def normed(rank, stage):
+def normed(rank, stage, norm):
     def states(model):
         engine = start(model, stage)
         for _ in range(2):
@@ -330,16 +331,24 @@ def normed(rank, stage):
         return state
 
     torch.manual_seed(3)
-    expected = states(Normed())
+    expected = states(Normed(norm))
     torch.manual_seed(3 + rank)
     with zero.Init():
-        model = Normed()
+        model = Normed(norm)
     assert sizes(model) == {0}
     found = states(model)
     assert found.keys() == expected.keys()
     assert all(found[name].equal(value) for name, value in expected.items())
 
 
+@pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
 @pytest.mark.parametrize("stage", [1, 3])
-def test_weight_norm_in_pieces_trains_the_same(ranks, stage):
-    ranks(2, normed, stage)
+def test_norms_of_weights_in_pieces_train_the_same(ranks, stage, norm):
+    ranks(2, normed, stage, norm)
+
+
+def test_a_parametrization_that_replaces_memory_is_refused_by_name():
+    with zero.Init(), pytest.raises(oxizero.ConfigError, match="Orthogonal is refused"):
+        parametrizations.orthogonal(torch.nn.Linear(4, 4))
+    with zero.Init(module=parametrizations.orthogonal(torch.nn.Linear(4, 4))):
+        pass
