@@ -90,7 +90,12 @@ class Engine(Clipping, Later, torch.nn.Module):
         self._weights.check(self._core)
         if self._passes.settle():
             self._reset_calls()
-        return self.module(*args, **kwargs)
+        try:
+            return self.module(*args, **kwargs)
+        except RuntimeError as error:
+            if self._sharded is not None:
+                self._sharded.explain(error)
+            raise
 
     def scale(self, loss):
         """The loss as `backward` takes it, for `engine.scale(loss).backward()`: multiplied by the

@@ -151,8 +151,8 @@ def _refuse_parametrization(error, parametrizations, *_):
     names = ", ".join(type(parametrization).__name__ for parametrization in parametrizations)
     raise ConfigError(
         f"the parametrization {names.lstrip('_')} is refused inside of zero.Init, since it "
-        "replaces the memory of the parameter; register it on a module that is built outside, and shard "
-        "that with zero.Init(module=...)"
+        "replaces the memory of the parameter; register it on a module that is built outside, and "
+        "shard that with zero.Init(module=...)"
     ) from error
 
 

@@ -5,6 +5,7 @@ and it is freed again; parameters stay the same tensors. All ranks gather the sa
 if they run the same modules, which the engine checks.
 """
 
+import re
 import weakref
 from collections import Counter
 
@@ -16,6 +17,12 @@ from oxizero.calls import Uses
 from oxizero.saving import Saving
 from oxizero.splits import local
 from oxizero.units import Unit
+
+
+# What torch says when an operation makes a view of memory that is gone: sizes, and the offset.
+_NO_VIEW = re.compile(
+    r"setStorage: sizes \[(.*?)\].*storage offset (\d+).*out of bounds for storage of size 0"
+)
 
 
 class Bucket:
@@ -108,6 +115,11 @@ class Bucket:
             torch.autograd.graph.increment_version(param)
         self._versions = [param._version for param in self.params]
 
+    def broadcast(self, rank):
+        """What `rank` wrote, or who stands for it, is what was written; a collective call."""
+        full = self._core.back_end.give(self.flat)
+        self._core.broadcast_values(min(self.indexes), full, rank)
+
     def write(self, param, values):
         """Gives a parameter other values, on every rank; a collective call."""
         self.hold()
@@ -195,6 +207,27 @@ class Sharded:
     def bucket_of(self, param):
         """The bucket of a parameter that the engine holds."""
         return self._bucket_of[self._index_of[id(param)]]
+
+    def explain(self, error):
+        """Says whose memory is gone, where torch says only that some is."""
+        found = _NO_VIEW.search(str(error))
+        if found is None:
+            return
+        sizes = sorted(int(size) for size in found[1].split(",") if size.strip())
+        names = [
+            f"`{name}`"
+            for bucket in self.buckets
+            for name, param in zip(bucket.names, bucket.params, strict=True)
+            if not bucket.is_held()
+            and param.storage_offset() == int(found[2])
+            and sorted(param.shape) == sizes
+        ]
+        if names:
+            error.add_note(
+                f"The weights of {' or '.join(names)} are sharded, and whole only while their "
+                "module runs; use oxizero.zero.register_external_parameter for a module that uses "
+                "another's, or oxizero.zero.GatheredParameters"
+            )
 
     def use(self, module, param):
         """The module's forward uses that parameter too, from its next call on."""

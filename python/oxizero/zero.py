@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import torch
 
-from oxizero import pieces, registry, units
+from oxizero import pieces, registry, units, world
 from oxizero._oxizero import ConfigError, EngineError
 from oxizero.calls import hold, let_go
 from oxizero.init import Init
@@ -22,10 +22,13 @@ __all__ = [
 class GatheredParameters:
     """Has parameters whole inside of a `with`, on every rank; a collective call at both ends.
 
-    With `modifier_rank`, that rank's values become the weights and master weights of all ranks at
-    the end; without it, parameters may only be read. `params` is a parameter, a module, or several
-    parameters; those of no engine are left as they are. In stages 0, 1 and 2 weights are whole
-    anyway, and only what `modifier_rank` says is done.
+    With `modifier_rank`, a global rank, that rank's values become the weights and master weights
+    of all ranks at the end; without it, parameters may only be read. Of a parameter of which ranks
+    hold different parts, or experts of their own, each part's values are those of the rank that
+    stands among the part's ranks where `modifier_rank` stands among its own.
+
+    `params` is a parameter, a module, or several parameters; those of no engine are left as they
+    are. In stages 0, 1 and 2 weights are whole anyway, and only what `modifier_rank` says is done.
     """
 
     def __init__(self, params, modifier_rank=None, fwd_module=None, enabled=True):
@@ -33,6 +36,11 @@ class GatheredParameters:
             raise ConfigError(
                 "GatheredParameters(fwd_module=...) is refused: call "
                 "oxizero.zero.register_external_parameter(module, param)"
+            )
+        size = world.place().size
+        if modifier_rank is not None and not 0 <= modifier_rank < size:
+            raise ConfigError(
+                f"GatheredParameters(modifier_rank={modifier_rank}) names none of the {size} ranks"
             )
         self._modifier = modifier_rank
         self._params = _listed(params) if enabled else []
@@ -53,26 +61,26 @@ class GatheredParameters:
                 resting[number, index] = (engine, param)
             else:
                 bucket = engine._sharded.bucket_of(param)
-                buckets[number, bucket.index] = (bucket, engine)
+                buckets[number, bucket.index] = bucket
         self._buckets, self._pieces, self._resting = map(_in_order, (buckets, found, resting))
         for core in self._sharing():
             core.barrier()  # nobody reads any more
-        for bucket, _ in self._buckets:
+        for bucket in self._buckets:
             bucket.look()
-        hold([piece for piece, _ in self._pieces] + [bucket for bucket, _ in self._buckets])
+        hold([piece for piece, _ in self._pieces] + self._buckets)
 
     def __exit__(self, kind, *_):
         try:
             if kind is not None:
-                for bucket, _ in self._buckets:
+                for bucket in self._buckets:
                     bucket.discard()
                 return
-            for bucket, _ in self._buckets:
+            for bucket in self._buckets:
                 bucket.check()
             if self._modifier is not None:
                 self._write()
         finally:
-            let_go([bucket for bucket, _ in self._buckets] + [piece for piece, _ in self._pieces])
+            let_go(self._buckets + [piece for piece, _ in self._pieces])
         for _, (param, version) in self._pieces:
             if kind is None and self._modifier is None and param._version != version:
                 raise EngineError(
@@ -81,20 +89,19 @@ class GatheredParameters:
                 )
 
     def _write(self):
-        for bucket, engine in self._buckets:
-            engine._back_end.broadcast(engine._core, [bucket.flat], self._modifier)
+        for bucket in self._buckets:
+            bucket.broadcast(self._modifier)
             bucket.take_over()
         for core in self._sharing():
             core.barrier()  # the modifier has written
         for engine, param in self._resting:
-            if engine._core.shares_weights:
-                core, index = registry.find(param)
-                engine._weights.take_over_shared(
-                    core, index, engine.global_rank == self._modifier
-                )
+            core, index = registry.find(param)
+            if core.shares_weights:
+                is_writer = core.is_source(index, self._modifier)
+                engine._weights.take_over_shared(core, index, is_writer)
                 continue
-            held = local(param).detach()
-            engine._back_end.broadcast(engine._core, [held], self._modifier)
+            held = engine._back_end.give(local(param))
+            core.broadcast_values(index, held, self._modifier)
             torch.autograd.graph.increment_version(local(param))
         for piece, _ in self._pieces:
             piece.share(self._modifier)

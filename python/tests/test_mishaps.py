@@ -245,6 +245,61 @@ def test_ranks_that_hold_the_same_parts_are_named_as_in_the_world(ranks):
         ranks(4, swapped_beside_parts)
 
 
+def steps_or_reads(rank):
+    engine = made()
+    engine.backward(engine(torch.ones(1, 2)).sum())
+    with pytest.raises(oxizero.CommError) as raised:
+        if rank == 0:
+            oxizero.utils.safe_get_full_model_grads(engine)
+        else:
+            engine.step()
+    return str(raised.value)
+
+
+def test_ranks_that_read_and_step_are_told_both_calls(ranks):
+    for told in ranks(2, steps_or_reads):
+        assert "bytes for full_grads" in told and "bytes for step" in told
+
+
+def reads_another(rank):
+    engine = made(nn.Linear(2, 1))
+    with pytest.raises(oxizero.EngineError) as raised:
+        oxizero.utils.safe_get_full_fp32_param(list(engine.module.parameters())[rank])
+    return str(raised.value)
+
+
+def test_ranks_that_read_different_parameters_are_told_both(ranks):
+    for told in ranks(2, reads_another):
+        assert "full_param of `weight`" in told and "full_param of `bias`" in told
+
+
+def started_with(rank, difference):
+    model = nn.Linear(2 + (rank == 1 and difference == "shape"), 1)
+    if rank == 1 and difference == "more":
+        model.another = nn.Parameter(torch.zeros(1))
+    if rank == 1 and difference == "name":
+        model.register_parameter("other", model.weight)
+        del model.weight
+    clip = {"gradient_clipping": 1.0} if rank == 1 and difference == "option" else {}
+    with pytest.raises(oxizero.EngineError) as raised:
+        oxizero.initialize(model=model, config=SGD | clip)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "difference,zeros,ones",
+    [
+        ("shape", "shape of `weight` = [1, 2]", "shape of `weight` = [1, 3]"),
+        ("name", "parameter 0 = `weight`", "parameter 0 = `bias`"),
+        ("more", "no other parameter", "parameter 2 = `another`"),
+        ("option", "clip_norm = None", "clip_norm = Some(1.0)"),
+    ],
+)
+def test_ranks_that_start_differently_are_told_in_what(ranks, difference, zeros, ones):
+    for told in ranks(3, started_with, difference):
+        assert f"rank 1 was started with {ones}, and rank 0 with {zeros};" in told
+
+
 def expanded(rank):
     model = nn.Linear(2, 1)
     model.register_buffer("odd", torch.ones(1).expand(4))

@@ -275,6 +275,53 @@ def test_dtensors_are_understood(ranks, size, stage):
     ranks(size, dtensors, size, stage, expected)
 
 
+def written_in_parts(rank, stage):
+    """Rank 2 has the say: of parts, with those of rank 3; of a whole one, alone."""
+    model = Two()
+    part = rank % 2
+    oxizero.mark_split(model.a, 0, [0, 1] if rank < 2 else [2, 3])
+    engine = start(model, stage)
+    for _ in range(2):
+        with oxizero.zero.GatheredParameters(model.parameters(), modifier_rank=2), torch.no_grad():
+            for param in model.parameters():
+                param.fill_(10.0 + rank)
+    assert utils.safe_get_full_fp32_param(model.a).eq(12.0 + part).all()
+    with oxizero.zero.GatheredParameters(model.parameters()):
+        return model.a.unique().tolist(), model.b.unique().tolist()
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_the_modifier_of_parts_is_a_global_rank(ranks, stage):
+    told = ranks(4, written_in_parts, stage)
+    assert [a for a, _ in told] == [[12.0], [13.0], [12.0], [13.0]]
+    # What both ranks of a pair hold alike has as many groups as ranks that hold it: one.
+    assert [b for _, b in told] == [[12.0]] * 4
+
+
+def written_by_one_expert(rank, stage):
+    model = Two()
+    oxizero.mark_expert(model.a, [0, 1])
+    engine = start(model, stage)
+    with oxizero.zero.GatheredParameters(model.parameters(), modifier_rank=1), torch.no_grad():
+        for param in model.parameters():
+            param.fill_(10.0 + rank)
+    with oxizero.zero.GatheredParameters(model.parameters()):
+        told = model.a.unique().tolist(), model.b.unique().tolist()
+    engine.destroy()
+    return told
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_beside_experts_what_all_ranks_hold_is_written_by_one(ranks, stage):
+    told = ranks(2, written_by_one_expert, stage)
+    assert told == [([10.0], [11.0]), ([11.0], [11.0])]
+
+
+def test_a_modifier_that_is_no_rank_is_refused():
+    with pytest.raises(oxizero.ConfigError, match="modifier_rank=1. names none of the 1 ranks"):
+        oxizero.zero.GatheredParameters([], modifier_rank=1)
+
+
 class Two(torch.nn.Module):
     def __init__(self):
         super().__init__()

@@ -114,3 +114,24 @@ def test_a_leaf_may_share_a_weight_with_a_module_that_runs_earlier():
     plain(torch.ones(1, 4)).backward()
     expected = plain.first.weight - plain.first.weight.grad
     assert torch.equal(engine.state_dict()["first.weight"], expected)
+
+
+class Borrows(torch.nn.Module):
+    """Uses a layer's weight without calling it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 3)
+        self.other = torch.nn.Linear(3, 5)
+
+    def forward(self, x):
+        return torch.nn.functional.linear(x, self.layer.weight).sum()
+
+
+def test_a_view_of_weights_that_are_gone_is_explained():
+    engine = made(Borrows())
+    with pytest.raises(RuntimeError, match="setStorage") as raised:
+        engine(torch.ones(1, 2))
+    (note,) = raised.value.__notes__
+    assert note.startswith("The weights of `layer.weight` are sharded")
+    assert "register_external_parameter" in note

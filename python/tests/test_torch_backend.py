@@ -315,6 +315,21 @@ def test_an_operation_that_fails_is_its_own_exception_and_ends_the_engine(monkey
         engine.zero_grad()
 
 
+def test_a_panic_ends_the_engine_too_with_its_reason(monkeypatch):
+    engine = start(Constant(4), 1, oxizero=TORCH)
+    engine.backward(engine(1.0))
+    monkeypatch.setattr(Device, "read", lambda *_: b"too little")
+    monkeypatch.setattr(Device, "measure", lambda *_: [1.0, True, "none of this"])
+    for _ in range(2):
+        with pytest.raises(BaseException) as raised:
+            engine.step()
+        if isinstance(raised.value, oxizero.EngineError):
+            break
+    assert "the engine is lost" in str(raised.value)
+    with pytest.raises(oxizero.EngineError, match="the engine is lost.*in the middle"):
+        engine.zero_grad()
+
+
 def fails_on_one(rank, operation, in_parts):
     oxizero.init_distributed(timeout=datetime.timedelta(seconds=60))
     model = Constant(4096)

@@ -123,7 +123,7 @@ impl<'a> Trainer<'a> {
             loss += self.run_micro_batch(step, micro_batch)?;
             outcome = self.engine.step()?;
         }
-        let ranks = self.exchange(&[loss])?;
+        let ranks = self.exchange("the loss", &[loss])?;
         let micro_batches = ranks.len() * accumulation;
         let loss = ranks.iter().flatten().sum::<f64>() / micro_batches as f64;
         Ok(Stepped { loss, lr, outcome })
@@ -182,7 +182,7 @@ impl<'a> Trainer<'a> {
             let loss = self.chain.evaluate(&mut self.engine, &Tokens::of_bytes(batch, &cpu()))?;
             nats.push(f64::from(scalar(loss)) * batch.len() as f64);
         }
-        let all = self.exchange(&nats)?;
+        let all = self.exchange("the evaluation", &nats)?;
         let in_order = (0..count).map(|index| all[index % ranks][index / ranks]);
         let sequences: usize = self.evaluation.iter().map(Vec::len).sum();
         Ok(bits_per_byte(in_order.sum::<f64>() / sequences as f64))
@@ -232,9 +232,9 @@ impl<'a> Trainer<'a> {
     }
 
     /// Every rank's numbers; all give equally many.
-    fn exchange(&self, numbers: &[f64]) -> Result<Vec<Vec<f64>>, RankError> {
+    fn exchange(&self, label: &str, numbers: &[f64]) -> Result<Vec<Vec<f64>>, RankError> {
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-        let all = self.engine.communicator().exchange(&bytes)?;
+        let all = self.engine.communicator().exchange(label, &bytes)?;
         let number =
             |bytes: &[u8]| f64::from_le_bytes(bytes.try_into().expect("a chunk of eight bytes"));
         Ok(all.iter().map(|bytes| bytes.chunks_exact(8).map(number).collect()).collect())

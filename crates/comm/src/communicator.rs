@@ -106,8 +106,9 @@ pub trait Communicator: Send + Sync {
     fn broadcast(&self, buffer: Buffer, root: Rank) -> Result<Handle<Buffer>, CommError>;
 
     /// Every rank's `bytes`, in rank order; a few numbers that all ranks must agree upon, and
-    /// equally many on each.
-    fn exchange(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError>;
+    /// equally many on each. Where ranks disagree, an error tells the beginning of `label`, which
+    /// says what the exchange is for.
+    fn exchange(&self, label: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError>;
 
     /// Returns when every rank has called it.
     fn barrier(&self) -> Result<(), CommError>;

@@ -8,7 +8,7 @@ use oxizero_device::kernels::{Combine, tree_sum};
 use oxizero_device::{Buffer, Region, View, ViewMut};
 
 use crate::error::KnownTo;
-use crate::operation::{Kind, Operation};
+use crate::operation::{Kind, Label, Operation};
 use crate::transport::{Offer, Peers, Transport};
 use crate::{
     Allocated, CommError, Communicator, Handle, OwnShard, PeerViews, ReduceScatter, ReduceTarget,
@@ -346,8 +346,9 @@ impl<T: Transport> Communicator for Group<T> {
         Ok(Handle::done(self.run(Kind::Broadcast { root }, Some(dtype), numel, deed)))
     }
 
-    fn exchange(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
-        self.run(Kind::Exchange, None, Numel(bytes.len()), |operation| {
+    fn exchange(&self, label: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
+        let kind = Kind::Exchange { label: Label::new(label) };
+        self.run(kind, None, Numel(bytes.len()), |operation| {
             let mut all = vec![bytes.to_vec(); self.world_size().get()];
             let mut read = |_: &mut Region, peers: &dyn Peers| {
                 for rank in self.others() {

@@ -6,7 +6,7 @@
 //! then a sum; several all-gathers are one, of what is packed together. Either takes as much memory
 //! beside its operands as [`Library::scratch`] allows: what is larger passes a piece at a time.
 //!
-//! To compare, ranks tell each other 128 bytes before each operation. The bytes of a small
+//! To compare, ranks tell each other 168 bytes before each operation. The bytes of a small
 //! exchange travel with them, as do the lengths of a few shards.
 
 mod group;

@@ -16,7 +16,7 @@ pub(crate) fn gather<C: Communicator + ?Sized>(
     // The lengths of the shards, and of what is asked for.
     let lens = shards.iter().map(|shard| shard.own.len()).chain([full.numel().0]);
     let own: Vec<u8> = lens.flat_map(|len| (len as u64).to_le_bytes()).collect();
-    let told = comm.exchange(&own)?;
+    let told = comm.exchange("gathers one by one", &own)?;
     let len = |rank: Rank, place: usize| {
         let bytes = &told[rank.0][8 * place..8 * (place + 1)];
         u64::from_le_bytes(bytes.try_into().expect("a slice of eight bytes")) as usize

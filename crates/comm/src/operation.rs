@@ -35,12 +35,42 @@ pub(crate) enum Kind {
     },
     /// No member reads any more what was lent.
     EndPeerViews,
-    Exchange,
+    Exchange {
+        label: Label,
+    },
     Barrier,
     AllocReplica,
     /// The first meeting of a new group; its numel is the number of members.
     Split,
 }
+
+/// The beginning of what the caller says an exchange is for: it is told where ranks disagree, and
+/// not compared, for a caller may want to find itself what the others ask for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Label([u64; LABEL_WORDS]);
+
+const LABEL_WORDS: usize = 5;
+
+impl Label {
+    pub(crate) fn new(text: &str) -> Self {
+        let text = &text[..text.floor_char_boundary(size_of::<Self>())];
+        let mut words = [[0; 8]; LABEL_WORDS];
+        words.as_flattened_mut()[..text.len()].copy_from_slice(text.as_bytes());
+        Self(words.map(u64::from_le_bytes))
+    }
+}
+
+impl fmt::Display for Label {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = self.0.map(u64::to_le_bytes);
+        let bytes = bytes.as_flattened();
+        let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+        f.write_str(&String::from_utf8_lossy(&bytes[..end]))
+    }
+}
+
+/// Words of an operation in memory that processes share.
+pub(crate) const WORDS: usize = 3 + LABEL_WORDS;
 
 impl Operation {
     /// The first meeting of `group`.
@@ -49,12 +79,16 @@ impl Operation {
     }
 
     /// For memory that processes share.
-    pub(crate) fn to_words(self) -> [u64; 3] {
+    pub(crate) fn to_words(self) -> [u64; WORDS] {
+        let mut label = Label::default();
         let (kind, detail) = match self.kind {
             Kind::ReduceScatter => (0, 0),
             Kind::AllGather => (1, 0),
             Kind::Broadcast { root } => (2, root.0 as u64),
-            Kind::Exchange => (3, 0),
+            Kind::Exchange { label: given } => {
+                label = given;
+                (3, 0)
+            }
             Kind::Barrier => (4, 0),
             Kind::AllocReplica => (5, 0),
             Kind::Split => (6, 0),
@@ -64,7 +98,8 @@ impl Operation {
         };
         let dtype = self.dtype.and_then(|dtype| DType::ALL.iter().position(|d| *d == dtype));
         let dtype = dtype.map_or(0, |index| index + 1) as u64;
-        [self.sequence, kind | dtype << 8 | detail << 16, self.numel.0 as u64]
+        let [a, b, c, d, e] = label.0;
+        [self.sequence, kind | dtype << 8 | detail << 16, self.numel.0 as u64, a, b, c, d, e]
     }
 
     /// What [`to_words`](Self::to_words) wrote.
@@ -72,13 +107,14 @@ impl Operation {
     /// # Panics
     ///
     /// If something else wrote it.
-    pub(crate) fn from_words([sequence, word, numel]: [u64; 3]) -> Self {
+    pub(crate) fn from_words(words: [u64; WORDS]) -> Self {
+        let [sequence, word, numel, label @ ..] = words;
         let detail = (word >> 16) as usize;
         let kind = match word & 0xff {
             0 => Kind::ReduceScatter,
             1 => Kind::AllGather,
             2 => Kind::Broadcast { root: Rank(detail) },
-            3 => Kind::Exchange,
+            3 => Kind::Exchange { label: Label(label) },
             4 => Kind::Barrier,
             5 => Kind::AllocReplica,
             6 => Kind::Split,
@@ -92,13 +128,24 @@ impl Operation {
         Self { sequence, kind, dtype, numel: Numel(numel as usize) }
     }
 
+    /// What must be the same on all ranks.
+    fn compared(self) -> Self {
+        match self.kind {
+            Kind::Exchange { .. } => {
+                Self { kind: Kind::Exchange { label: Label::default() }, ..self }
+            }
+            _ => self,
+        }
+    }
+
     /// Refuses to go on unless every one of `others` asks for the same as `rank` does.
     pub(crate) fn agree(
         &self,
         rank: Rank,
         others: impl IntoIterator<Item = (Rank, Self)>,
     ) -> Result<(), CommError> {
-        match others.into_iter().find(|(_, operation)| operation != self) {
+        let differs = |operation: &Self| operation.compared() != self.compared();
+        match others.into_iter().find(|(_, operation)| differs(operation)) {
             None => Ok(()),
             Some((other, got)) => Err(CommError::Mismatch {
                 sequence: self.sequence,
@@ -118,7 +165,9 @@ impl fmt::Display for Operation {
             Kind::AllGather => write!(f, "all-gather")?,
             Kind::AllGatherMany { shards } => write!(f, "all-gather from {shards} shards a rank")?,
             Kind::Broadcast { root } => write!(f, "broadcast from rank {root}")?,
-            Kind::Exchange => write!(f, "exchange")?,
+            Kind::Exchange { label } => {
+                return write!(f, "exchange of {} bytes for {label}", self.numel);
+            }
             Kind::Barrier => return write!(f, "barrier"),
             Kind::PeerViews { shards } => write!(f, "views of {shards} shards a rank")?,
             Kind::EndPeerViews => return write!(f, "end of views"),
@@ -147,14 +196,34 @@ mod tests {
     fn words_keep_everything() {
         use Kind::{AllGather, AllocReplica, Barrier, Broadcast, Exchange, ReduceScatter, Split};
         let root = Rank(63);
+        let exchange =
+            Exchange { label: Label::new("a label that is longer than there is room for") };
         let kinds =
-            [ReduceScatter, AllGather, Broadcast { root }, Exchange, Barrier, AllocReplica, Split];
+            [ReduceScatter, AllGather, Broadcast { root }, exchange, Barrier, AllocReplica, Split];
         for kind in kinds {
             for dtype in DType::ALL.map(Some).into_iter().chain([None]) {
                 let operation = Operation { sequence: 7, kind, dtype, numel: Numel(1 << 40) };
                 assert_eq!(Operation::from_words(operation.to_words()), operation);
             }
         }
+    }
+
+    #[test]
+    fn labels_are_told_and_not_compared() {
+        let exchange = |label, numel| Operation {
+            kind: Kind::Exchange { label: Label::new(label) },
+            dtype: None,
+            numel: Numel(numel),
+            ..GATHER
+        };
+        let step = exchange("step", 48);
+        assert!(step.agree(Rank(0), [(Rank(1), exchange("full_grads", 48))]).is_ok());
+        let error = step.agree(Rank(0), [(Rank(1), exchange("full_grads", 47))]).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("rank 0 asks for exchange of 48 bytes for step"), "{text}");
+        assert!(text.contains("rank 1 for exchange of 47 bytes for full_grads"), "{text}");
+        let long = exchange(&"\u{2026}".repeat(20), 1).to_string();
+        assert!(long.ends_with(&format!("for {}", "\u{2026}".repeat(13))), "{long}");
     }
 
     #[test]

@@ -109,7 +109,7 @@ pub(crate) fn copied<C: Communicator + ?Sized>(
     check(&shards, dtype)?;
     let lens: Vec<u8> =
         shards.iter().flat_map(|shard| (shard.own.len() as u64).to_le_bytes()).collect();
-    let told = comm.exchange(&lens)?;
+    let told = comm.exchange("views", &lens)?;
     let len = |rank: &Vec<u8>, index: usize| {
         let bytes = &rank[8 * index..8 * (index + 1)];
         u64::from_le_bytes(bytes.try_into().expect("a slice of eight bytes")) as usize

@@ -190,7 +190,7 @@ mod tests {
     use oxizero_core::Numel;
 
     use super::*;
-    use crate::operation::Kind;
+    use crate::operation::{Kind, Label};
 
     /// `rank` waits in a group of its own number.
     fn wait(rank: usize, missing: &[usize]) -> Wait {
@@ -201,7 +201,7 @@ mod tests {
             rank: Rank(rank),
             operation: Operation {
                 sequence: 7,
-                kind: Kind::Exchange,
+                kind: Kind::Exchange { label: Label::new("step") },
                 dtype: None,
                 numel: Numel(3),
             },
@@ -265,7 +265,8 @@ mod tests {
         let Some(Failure::Deadlock { waits, .. }) = look(standing(), stands) else {
             panic!("a cycle that stands is not found")
         };
-        let own = "rank 0 waits for rank 1 in exchange of 3 bytes (operation 7 of ranks 0 and 1)";
+        let own = "rank 0 waits for rank 1 in exchange of 3 bytes for step \
+                   (operation 7 of ranks 0 and 1)";
         assert!(waits.starts_with(own) && waits.contains("; rank 1 waits for rank 0"), "{waits}");
     }
 

@@ -51,7 +51,7 @@ fn ranks_join_in_any_order_and_the_name_is_free_again() {
     std::thread::scope(|scope| {
         for comm in &ranks {
             scope.spawn(move || {
-                let all = comm.exchange(&[comm.rank().0 as u8]).unwrap();
+                let all = comm.exchange("a test", &[comm.rank().0 as u8]).unwrap();
                 assert_eq!(all, [[0], [1], [2], [3]]);
             });
         }

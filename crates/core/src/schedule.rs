@@ -64,6 +64,14 @@ pub struct Schedule {
     buckets_of: Vec<Vec<BucketId>>,
     /// By bucket: its full model weights are usable.
     unsharded: Vec<bool>,
+    /// The order in which a pass reduces the buckets.
+    turns: Vec<BucketId>,
+    /// How many of `turns` have been reduced in this pass, or need not be.
+    turn: usize,
+    /// By bucket: its turn has come in this pass.
+    reduced: Vec<bool>,
+    /// The order in which gradients made buckets complete; `None` where it is of no account.
+    completed: Option<Vec<BucketId>>,
     /// By bucket: every gradient of this micro-batch is there.
     ready: Vec<bool>,
     /// By bucket: how often forward uses its units.
@@ -72,8 +80,6 @@ pub struct Schedule {
     uses_left: Vec<usize>,
     /// By unit: its weights are in use, or will be next.
     wanted: Vec<bool>,
-    /// Buckets `..reduce_end` have not been reduced in this pass.
-    reduce_end: usize,
     sync: Sync,
 }
 
@@ -113,8 +119,14 @@ impl Schedule {
         let uses = uses(buckets.len(), &buckets_of, &order);
         let bucket =
             |spec: &BucketSpec| Bucket { units: spec.units.clone(), trainable: spec.trainable };
+        // Where nobody knows in which order gradients come, it is asked.
+        let asks = order.is_empty() && stage.grads() == Placement::Sharded;
         Self {
             stage,
+            turns: (0..buckets.len()).rev().map(BucketId).collect(),
+            turn: 0,
+            reduced: vec![false; buckets.len()],
+            completed: asks.then(Vec::new),
             order,
             position: 0,
             direction: Direction::Forward,
@@ -124,7 +136,6 @@ impl Schedule {
             uses,
             wanted: vec![false; buckets_of.len()],
             buckets_of,
-            reduce_end: buckets.len(),
             sync: Sync::On,
             buckets: buckets.iter().map(bucket).collect(),
         }
@@ -132,12 +143,36 @@ impl Schedule {
 
     /// Whether the bucket's gradients of this pass are on their way: what comes now is too late.
     pub fn has_reduced(&self, bucket: BucketId) -> bool {
-        self.reduces() && bucket.0 >= self.reduce_end
+        self.reduces() && self.reduced[bucket.0]
     }
 
     /// Whether a backward pass has begun, as far as units and buckets tell, and not ended.
     pub fn in_pass(&self) -> bool {
-        self.direction == Direction::Backward || self.reduce_end < self.buckets.len()
+        self.direction == Direction::Backward || self.turn > 0
+    }
+
+    /// The order in which this rank's gradients made buckets complete so far, those that they did
+    /// not last; `None` where an order of units says when to reduce, where gradients rest whole, or
+    /// where [`take_turns`](Self::take_turns) has been called.
+    pub fn turns_seen(&self) -> Option<Vec<BucketId>> {
+        let mut turns = self.completed.clone()?;
+        let others = self.turns.iter().filter(|bucket| !turns.contains(bucket));
+        turns.extend(others.copied().collect::<Vec<_>>());
+        Some(turns)
+    }
+
+    /// From the next pass on, buckets are reduced in this order, which all ranks have agreed upon.
+    ///
+    /// # Panics
+    ///
+    /// Within a pass, or if it is no order of all buckets.
+    pub fn take_turns(&mut self, turns: Vec<BucketId>) {
+        assert!(!self.in_pass(), "an order of reductions holds for whole passes");
+        let mut sorted = turns.clone();
+        sorted.sort_unstable();
+        let all = (0..self.buckets.len()).map(BucketId);
+        assert!(sorted.into_iter().eq(all), "each bucket has one turn");
+        (self.turns, self.completed) = (turns, None);
     }
 
     /// Appends to `actions` what `event` calls for.
@@ -169,6 +204,10 @@ impl Schedule {
             Event::GradsReady(bucket) => {
                 if self.order.is_empty() {
                     self.ready[bucket.0] = true;
+                    let completed = self.completed.as_mut();
+                    if let Some(seen) = completed.filter(|seen| !seen.contains(&bucket)) {
+                        seen.push(bucket);
+                    }
                     self.reduce_ready(actions);
                 }
             }
@@ -263,17 +302,18 @@ impl Schedule {
         self.reduce_ready(actions);
     }
 
-    /// Reduces from the last bucket to the first: an early bucket waits for its turn.
+    /// Reduces bucket after bucket: an early one waits for its turn.
     fn reduce_ready(&mut self, actions: &mut Vec<Action>) {
-        while let Some(index) = self.reduce_end.checked_sub(1) {
-            let bucket = &self.buckets[index];
-            if bucket.trainable && !self.ready[index] {
+        while let Some(&id) = self.turns.get(self.turn) {
+            let trainable = self.buckets[id.0].trainable;
+            if trainable && !self.ready[id.0] {
                 break;
             }
-            if bucket.trainable && self.reduces() {
-                actions.push(Action::Reduce(BucketId(index), self.stage.grads()));
+            if trainable && self.reduces() {
+                actions.push(Action::Reduce(id, self.stage.grads()));
             }
-            self.reduce_end = index;
+            self.reduced[id.0] = true;
+            self.turn += 1;
         }
     }
 
@@ -290,7 +330,8 @@ impl Schedule {
     fn begin_pass(&mut self, actions: &mut Vec<Action>) {
         self.ready.fill(false);
         self.uses_left.clone_from(&self.uses);
-        self.reduce_end = self.buckets.len();
+        self.turn = 0;
+        self.reduced.fill(false);
         self.reshard_all(actions);
     }
 

@@ -103,7 +103,7 @@ fn forward(engine: &mut Engine, tensor: &dyn Communicator, x: &[f32]) -> Result<
     drop(weights);
     engine.post_forward(UNIT)?;
     let part: f32 = w.iter().zip(x).map(|(w, x)| w * x).sum();
-    let parts = tensor.exchange(&part.to_le_bytes())?;
+    let parts = tensor.exchange("parts of a product", &part.to_le_bytes())?;
     let sum = parts.iter().filter_map(|bytes| bytes.as_slice().try_into().ok());
     Ok(b[0] + sum.map(f32::from_le_bytes).sum::<f32>())
 }

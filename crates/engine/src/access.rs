@@ -142,7 +142,8 @@ impl Engine {
             norm.add(piece.measured, &mut parts[piece.param.0]);
         }
         let bytes: Vec<u8> = parts.iter().flat_map(|part| part.to_le_bytes()).collect();
-        let told = self.groups.world().exchange(&bytes).map_err(|error| self.fail(error))?;
+        let told = self.groups.world().exchange("grad_norms", &bytes);
+        let told = told.map_err(|error| self.fail(error))?;
         let part = |rank: &Vec<u8>, param: usize| {
             let bytes = &rank[8 * param..8 * (param + 1)];
             f64::from_le_bytes(bytes.try_into().expect("a slice of eight bytes"))
@@ -194,7 +195,7 @@ impl Engine {
         self.check_alive()?;
         let given = given.and_then(|given| self.check_ready().map(|()| given));
         let given = self.agree_call(call, param, given)?;
-        self.reduce_window()?;
+        self.reduce_window(call)?;
         Ok(given)
     }
 

@@ -11,7 +11,7 @@ use crate::ledger::Ledger;
 use crate::options::{EngineOptions, OptimizerSetup};
 use crate::window::{Window, WindowState};
 use crate::written::Written;
-use crate::{Engine, EngineError, setup};
+use crate::{Engine, EngineError, facts, setup};
 
 /// Where an engine's memory lies and is computed on, and how it reaches the other ranks. The engine
 /// is the same on all.
@@ -66,7 +66,7 @@ impl Engine {
         let mesh = options.mesh_of(comm.world_size())?;
         setup::check(&specs, &order, &options, &optimizer, &mesh)?;
         let scaler = LossScaler::new(options.loss_scaling)?;
-        setup::agree(&specs, &order, &options, &optimizer, &*comm)?;
+        facts::agree(&specs, &order, &options, &optimizer, &*comm)?;
         let groups = Groups::new(comm, mesh, &specs)?;
         let buckets = setup::buckets(&specs, (&options, &optimizer), &groups, &storage, initial)?;
         let bucket_specs: Vec<_> = buckets.iter().map(|bucket| bucket.spec().clone()).collect();

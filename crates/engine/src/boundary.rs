@@ -17,6 +17,9 @@ pub(crate) struct MeasuredPiece {
     pub(crate) measured: Measured,
 }
 
+/// What ranks exchange when they agree on the order of reductions.
+const TURNS: &str = "order of reductions";
+
 /// Whether a step ends the accumulation window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Boundary {
@@ -63,7 +66,7 @@ impl Engine {
             }
         }
         self.look_after_save()?;
-        self.reduce_window()?;
+        self.reduce_window("step")?;
         let reduced = self.take_reduced();
         let report = self.report(&reduced);
         let verdict = report.agree(self.options.norm, self.groups.world());
@@ -92,8 +95,8 @@ impl Engine {
         self.apply_sync()
     }
 
-    /// Takes all gradients to the optimizer's placement, once; a collective call.
-    pub(crate) fn reduce_window(&mut self) -> Result<(), EngineError> {
+    /// Takes all gradients to the optimizer's placement, once; a part of the collective `call`.
+    pub(crate) fn reduce_window(&mut self, call: &str) -> Result<(), EngineError> {
         let WindowState::Accumulating(n) = self.window.state else { return Ok(()) };
         let non_finite = self.params.iter().position(|param| param.seen == Seen::NonFinite);
         let collected = Collected {
@@ -107,11 +110,23 @@ impl Engine {
         };
         let sharing = |state: &ParamState| self.buckets[state.bucket.0].spec().sharing;
         let params: Vec<_> = self.specs.iter().zip(self.params.iter().map(sharing)).collect();
-        let agreed = collected.agree(&self.groups, &params).map_err(|error| self.settled(error))?;
+        let agreed = collected.agree(call, &self.groups, &params);
+        let agreed = agreed.map_err(|error| self.settled(error))?;
         self.window.passes = agreed.passes();
         let reduced = agreed.reduced(self.options.reduction)?;
         self.run(Event::Boundary)?;
         self.window.state = WindowState::Reduced(reduced);
+        self.agree_turns()
+    }
+
+    /// After the first window, buckets are reduced in the order in which rank 0's gradients came.
+    fn agree_turns(&mut self) -> Result<(), EngineError> {
+        let Some(turns) = self.schedule.turns_seen() else { return Ok(()) };
+        let bytes: Vec<u8> = turns.iter().flat_map(|id| (id.0 as u64).to_le_bytes()).collect();
+        let told = self.groups.world().exchange(TURNS, &bytes).map_err(|error| self.fail(error))?;
+        let (words, _) = told[0].as_chunks();
+        let turns = words.iter().map(|word| BucketId(u64::from_le_bytes(*word) as usize));
+        self.schedule.take_turns(turns.collect());
         Ok(())
     }
 

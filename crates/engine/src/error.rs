@@ -61,12 +61,16 @@ pub enum EngineError {
     },
     /// The ranks were started with different parameters or options.
     #[error(
-        "rank {rank} was started with another model or other options than rank 0; give every rank \
-         the same parameters, in the same order, and the same options"
+        "rank {rank} was started with {got}, and rank 0 with {expected}; give every rank the same \
+         parameters, in the same order, and the same options"
     )]
     SetupDiffers {
         /// The first rank that differs from rank 0.
         rank: Rank,
+        /// The first fact that differs, as rank 0 has it: an option, or what a parameter is.
+        expected: String,
+        /// The same fact as the other rank has it.
+        got: String,
     },
     /// The ranks are about to step with different hyper-parameters.
     #[error(
@@ -150,14 +154,16 @@ pub enum EngineError {
     },
     /// Ranks called different things, or the same for different parameters.
     #[error(
-        "rank {rank} did not make the same call as this rank, which asked for {call}; every rank \
-         makes the same calls in the same order"
+        "rank {rank} did not make the same call as this rank, which asked for {call}: it asked for \
+         {other}; every rank makes the same calls in the same order"
     )]
     CallsDiffer {
         /// The first rank that differs.
         rank: Rank,
         /// This rank's call.
         call: String,
+        /// The beginning of the other's call.
+        other: String,
     },
     /// A state that the optimizer does not keep.
     #[error("the optimizer keeps no state `{name}`; it keeps: {kept}")]

@@ -104,7 +104,8 @@ impl Engine {
     fn agree_given(&mut self, given: &[ParamId]) -> Result<(), EngineError> {
         let mut own = vec![0; self.specs.len()];
         given.iter().for_each(|param| own[param.0] = 1);
-        let told = self.groups.world().exchange(&own).map_err(|error| self.fail(error))?;
+        let told = self.groups.world().exchange("set_full_grads", &own);
+        let told = told.map_err(|error| self.fail(error))?;
         for (index, spec) in self.specs.iter().enumerate() {
             let gives = |rank: Rank| told[rank.0][index] == 1;
             let firsts = self.groups.same_tensor(self.mesh().sharing(spec));

@@ -11,6 +11,8 @@ pub(crate) struct Groups {
     world: Box<dyn Communicator>,
     /// Those of some of the ranks.
     others: Vec<(Axes, Box<dyn Communicator>)>,
+    /// The axes along which ranks hold the same of every parameter.
+    alike: Axes,
     /// By axes: the ranks that are where this one is along them.
     beside: Vec<(Axes, Vec<Rank>)>,
     /// By axes: for every rank of the world, the first of its group over them.
@@ -29,7 +31,8 @@ impl Groups {
         // Frozen parameters have no gradient to put together.
         let trained = specs.iter().filter(|spec| spec.trainable);
         let parts = trained.map(|spec| mesh.sharing(spec).parts());
-        let axes: BTreeSet<Axes> = held.chain(parts).collect();
+        let alike = alike(&mesh, specs);
+        let axes: BTreeSet<Axes> = held.chain(parts).chain([alike]).collect();
         let rank = world.rank();
         let some = axes.into_iter().filter(|axes| *axes != mesh.all());
         let split = |axes| Ok((axes, world.split(&mesh.group(axes, rank))?));
@@ -45,7 +48,7 @@ impl Groups {
         let ranks = || mesh.world_size().ranks();
         let firsts = |axes| (axes, ranks().map(|rank| first(axes, rank)).collect());
         let firsts = same.into_iter().map(firsts).collect();
-        Ok(Self { mesh, world, others, beside, firsts })
+        Ok(Self { mesh, world, others, alike, beside, firsts })
     }
 
     /// How the ranks are arranged.
@@ -64,6 +67,11 @@ impl Groups {
             return &*self.world;
         }
         &**find(&self.others, axes)
+    }
+
+    /// The axes along which ranks hold the same of every parameter.
+    pub(crate) fn alike(&self) -> Axes {
+        self.alike
     }
 
     /// The ranks that hold elements of the same tensor as this one.
@@ -104,6 +112,11 @@ pub(crate) fn differing(firsts: &[Rank], has: impl Fn(Rank) -> bool) -> Option<(
     let mut pairs = firsts.iter().copied().zip((0..).map(Rank));
     let (one, other) = pairs.find(|(first, rank)| has(*first) != has(*rank))?;
     Some(if has(one) { (one, other) } else { (other, one) })
+}
+
+fn alike(mesh: &Mesh, specs: &[ParamSpec]) -> Axes {
+    let parts = specs.iter().map(|spec| mesh.sharing(spec).parts());
+    mesh.without(parts.fold(Axes::default(), Axes::union))
 }
 
 fn find<T>(all: &[(Axes, T)], axes: Axes) -> &T {

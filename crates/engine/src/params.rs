@@ -14,6 +14,11 @@ use crate::engine::ParamState;
 use crate::setup::fingerprint;
 use crate::{Engine, EngineError};
 
+/// What ranks tell each other of a call: its fingerprint, whether they refuse it, and the beginning
+/// of its name. No other exchange that a call begins with is as long, so that another call is seen
+/// before its bytes are read.
+const CALL_BYTES: usize = 47;
+
 impl Engine {
     /// The whole f32 master weights of a parameter, in the shape of its
     /// [`ParamSpec`](crate::ParamSpec): of a tensor that the mesh splits, this rank's part. A
@@ -193,17 +198,24 @@ impl Engine {
             Some((index, None)) => format!("{call} of parameter {index}"),
             None => call.to_owned(),
         };
-        let mut words = [0; 16];
+        let mut words = [0; CALL_BYTES];
         words[..8].copy_from_slice(&fingerprint(&call).to_le_bytes());
         words[8] = u8::from(given.is_err());
-        let told = self.groups.world().exchange(&words).map_err(|error| self.fail(error))?;
+        let text = &call[..call.floor_char_boundary(CALL_BYTES - 9)];
+        words[9..9 + text.len()].copy_from_slice(text.as_bytes());
+        let told = self.groups.world().exchange(&call, &words);
+        let told = told.map_err(|error| self.fail(error))?;
         let given = given?; // this rank's own reason is the best one
         let ranks = || told.iter().zip((0..).map(Rank));
         if let Some((_, rank)) = ranks().find(|(other, _)| other[8] != 0) {
             return Err(EngineError::PeerRefused { rank });
         }
         match ranks().find(|(other, _)| other[..8] != words[..8]) {
-            Some((_, rank)) => Err(EngineError::CallsDiffer { rank, call }),
+            Some((other, rank)) => {
+                let other = other[9..].split(|byte| *byte == 0).next().unwrap_or_default();
+                let other = String::from_utf8_lossy(other).into_owned();
+                Err(EngineError::CallsDiffer { rank, call, other })
+            }
             None => Ok(given),
         }
     }

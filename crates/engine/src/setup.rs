@@ -1,7 +1,6 @@
 //! What is checked and made before the first step.
 
 use std::collections::HashSet;
-use std::fmt::Write;
 
 use oxizero_comm::{CommError, Communicator};
 use oxizero_core::{
@@ -88,25 +87,6 @@ fn check_number(field: &str, value: f64) -> Result<(), ConfigError> {
     }
     let allowed = "a number that is a finite f32, 0 or above".into();
     Err(ConfigError::Value { field: field.into(), value: value.to_string(), allowed })
-}
-
-/// Compares what the ranks were started with.
-pub(crate) fn agree(
-    specs: &[ParamSpec],
-    order: &[UnitId],
-    options: &EngineOptions,
-    optimizer: &OptimizerSetup,
-    comm: &dyn Communicator,
-) -> Result<(), EngineError> {
-    let mut text = String::new();
-    write!(text, "{options:?} {optimizer:?} {order:?} {specs:?}")
-        .expect("writing to a string does not fail");
-    let hash = fingerprint(&text);
-    let hashes = comm.exchange(&hash.to_le_bytes())?;
-    match hashes.iter().position(|other| *other != hashes[0]) {
-        Some(rank) => Err(EngineError::SetupDiffers { rank: Rank(rank) }),
-        None => Ok(()),
-    }
 }
 
 /// Makes the buckets, one after the other, each from the initial weights of the first rank of

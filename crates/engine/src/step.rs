@@ -152,7 +152,7 @@ pub(crate) struct Verdict {
 impl Report {
     /// Exchanges reports with all ranks; every rank draws the same conclusion.
     pub(crate) fn agree(self, norm: Norm, comm: &dyn Communicator) -> Result<Verdict, EngineError> {
-        let told = comm.exchange(&self.to_bytes())?;
+        let told = comm.exchange("step", &self.to_bytes())?;
         let reports: Vec<Self> = told.iter().map(|bytes| Self::from_bytes(bytes)).collect();
         let ranked = || reports.iter().zip(comm.world_size().ranks());
         if let Some((_, rank)) = ranked().find(|(report, _)| report.refuses) {

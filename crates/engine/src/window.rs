@@ -77,14 +77,15 @@ pub(crate) struct Agreed {
 }
 
 impl Collected {
-    /// Tells all ranks; every rank draws the same conclusion, but for the use of parameters that
-    /// are not the same on all. `params` says how each parameter is shared.
+    /// Tells all ranks, in the call of that name; every rank draws the same conclusion, but for the
+    /// use of parameters that are not the same on all. `params` says how each parameter is shared.
     pub(crate) fn agree(
         self,
+        call: &str,
         groups: &Groups,
         params: &[(&ParamSpec, Sharing)],
     ) -> Result<Agreed, EngineError> {
-        let told = groups.world().exchange(&self.to_bytes())?;
+        let told = groups.world().exchange(call, &self.to_bytes())?;
         let all: Vec<Self> =
             told.iter().map(|bytes| Self::from_bytes(bytes, self.used.len())).collect();
         let ranks = || all.iter().zip((0..).map(Rank));

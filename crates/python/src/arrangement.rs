@@ -1,7 +1,6 @@
 //! How the ranks are arranged, as Python sees it.
 
-use oxizero::comm::Communicator;
-use oxizero::{Axes, EngineError, Mesh, ProcessGroup, Rank};
+use oxizero::{Axes, Mesh, Rank};
 use oxizero_core::{Holds, Mark};
 use pyo3::FromPyObject;
 use pyo3::exceptions::PyValueError;
@@ -92,40 +91,5 @@ impl Arrangement {
     fn axes(&self) -> Vec<(String, usize)> {
         let axes = self.mesh().axes().iter();
         axes.map(|axis| (axis.name.clone(), axis.size.get())).collect()
-    }
-}
-
-/// The ranks that hold the same of every parameter, this one among them.
-pub(crate) fn alike(engine: &oxizero::Engine) -> Result<Alike<'_>, EngineError> {
-    let (mesh, world) = (engine.mesh(), engine.communicator());
-    let parts = engine.params().iter().map(|spec| mesh.sharing(spec).parts());
-    let parts = parts.fold(Axes::default(), Axes::union);
-    if parts.is_empty() {
-        return Ok(Alike::All(world));
-    }
-    let group = mesh.group(mesh.without(parts), world.rank());
-    Ok(Alike::Some(world.split(&group)?, group))
-}
-
-/// A communicator of all ranks, or of some.
-pub(crate) enum Alike<'a> {
-    All(&'a dyn Communicator),
-    Some(Box<dyn Communicator>, ProcessGroup),
-}
-
-impl Alike<'_> {
-    pub(crate) fn comm(&self) -> &dyn Communicator {
-        match self {
-            Self::All(comm) => *comm,
-            Self::Some(comm, _) => &**comm,
-        }
-    }
-
-    /// The rank at a place among them, as it is numbered in the world.
-    pub(crate) fn rank(&self, place: usize) -> Rank {
-        match self {
-            Self::All(_) => Rank(place),
-            Self::Some(_, group) => group.ranks()[place],
-        }
     }
 }

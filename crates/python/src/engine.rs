@@ -1,5 +1,6 @@
 //! The engine as a Python class.
 
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::arrangement::{Arrangement, alike};
+use crate::arrangement::Arrangement;
 use crate::config::Config;
 use crate::error::{self, raised};
 use crate::given::Given;
@@ -36,7 +37,7 @@ pub(crate) struct Inner {
     /// The optimizer's groups as they were last told.
     groups: Vec<Group>,
     rules: Rules,
-    /// What an operation of torch failed with, in the middle of a call: nothing works after it.
+    /// With what a call first unwound that was in the middle of something: nothing works after it.
     lost: Option<String>,
     /// The gradients that were read last, whose memory serves again once nobody else holds them.
     pub(crate) grads: Option<Arc<ModelGrads>>,
@@ -45,11 +46,15 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
-    /// Gives up what an operation of torch left in the middle, and tells the others, who may wait.
-    fn lose(&mut self, error: &PyErr) {
-        let why = error.to_string();
+    /// Gives up what a call left in the middle, and tells the others, who may wait.
+    fn lose(&mut self, why: String) {
         self.engine.communicator().abort(&why);
         self.lost = Some(why);
+    }
+
+    /// Refuses to go on with an engine that was left in the middle of a call.
+    fn check_alive(&self) -> PyResult<()> {
+        self.lost.as_deref().map_or(Ok(()), |why| Err(error::lost(why)))
     }
 
     /// Keeps memory for the next read only for those who read each window.
@@ -84,10 +89,14 @@ impl Engine {
     ) -> PyResult<T> {
         py.detach(|| {
             let mut inner = self.inner.here()?.hold()?;
-            if let Some(why) = &inner.lost {
-                return Err(error::lost(why));
+            inner.check_alive()?;
+            match catch_unwind(AssertUnwindSafe(|| deed(&mut inner))) {
+                Ok(result) => result.map_err(raised),
+                Err(payload) => {
+                    inner.lose(reason(&*payload));
+                    Err(exception(payload))
+                }
             }
-            caught(|| deed(&mut inner)).inspect_err(|error| inner.lose(error))?.map_err(raised)
         })
     }
 
@@ -243,7 +252,9 @@ impl Engine {
             Some(true) => Boundary::Now,
             Some(false) => Boundary::Later,
         };
-        self.lock(py)?.engine.set_boundary(boundary);
+        let mut inner = self.lock(py)?;
+        inner.check_alive()?;
+        inner.engine.set_boundary(boundary);
         Ok(())
     }
 
@@ -288,6 +299,7 @@ impl Engine {
     /// Tells the optimizer's groups, as they are from the next step on.
     fn set_groups(&self, py: Python<'_>, groups: Vec<Group>) -> PyResult<()> {
         let inner = &mut *self.lock(py)?;
+        inner.check_alive()?;
         if groups.len() != inner.groups.len() {
             let (was, is) = (inner.groups.len(), groups.len());
             let why = format!("an optimizer of {was} groups has {is}; make a new engine");
@@ -327,7 +339,7 @@ impl Engine {
             end += bytes.len();
         }
         let root = Rank(root);
-        let packed = self.run(py, |engine| broadcast(alike(engine)?.comm(), packed, root))?;
+        let packed = self.run(py, |engine| broadcast(engine.alike().1, packed, root))?;
         let mut rest = packed.region().bytes();
         for tensor in &mut tensors {
             let (bytes, others) = rest.split_at(tensor.bytes().len());
@@ -340,7 +352,7 @@ impl Engine {
     /// The same of one tensor in torch's hands.
     fn broadcast_given(&self, py: Python<'_>, tensor: Given<'_>, root: usize) -> PyResult<()> {
         let (buffer, root) = (tensor.into_buffer()?, Rank(root));
-        self.run(py, |engine| broadcast(alike(engine)?.comm(), buffer, root).map(drop))
+        self.run(py, |engine| broadcast(engine.alike().1, buffer, root).map(drop))
     }
 }
 
@@ -348,11 +360,21 @@ fn broadcast(comm: &dyn Communicator, packed: Buffer, root: Rank) -> Result<Buff
     Ok(comm.broadcast(packed, root)?.wait()?)
 }
 
+/// What a call unwound with: an exception of torch's, or a panic.
+fn reason(payload: &(dyn Any + Send)) -> String {
+    let error = payload.downcast_ref::<PyErr>().map(PyErr::to_string);
+    let text = || payload.downcast_ref::<String>().cloned();
+    let literal = || payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    error.or_else(text).or_else(literal).unwrap_or_else(|| "a panic without words".into())
+}
+
 /// What the deed returns, or the exception with which an operation of torch unwound.
 pub(crate) fn caught<T>(deed: impl FnOnce() -> T) -> PyResult<T> {
     // Whoever calls this gives up what was in the middle of something.
-    catch_unwind(AssertUnwindSafe(deed)).map_err(|payload| match payload.downcast::<PyErr>() {
-        Ok(error) => *error,
-        Err(payload) => resume_unwind(payload),
-    })
+    catch_unwind(AssertUnwindSafe(deed)).map_err(exception)
+}
+
+/// The exception with which an operation of torch unwound; a panic goes on.
+fn exception(payload: Box<dyn Any + Send>) -> PyErr {
+    payload.downcast::<PyErr>().map_or_else(|payload| resume_unwind(payload), |error| *error)
 }

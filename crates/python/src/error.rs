@@ -32,9 +32,9 @@ pub(crate) fn raised(error: Error) -> PyErr {
     }
 }
 
-/// The exception of an engine that an operation of torch left in the middle of something.
+/// The exception of an engine that was left in the middle of a call.
 pub(crate) fn lost(why: &str) -> PyErr {
-    EngineError::new_err(format!("the engine is lost, since an operation of torch failed: {why}"))
+    EngineError::new_err(format!("the engine is lost, since a call failed in the middle: {why}"))
 }
 
 /// The exception of what the engine does not know of.

@@ -1,6 +1,6 @@
-//! Weights that rest sharded, gathered into torch's memory.
+//! Weights that rest sharded, gathered into torch's memory, and what one rank writes to weights.
 
-use oxizero::{BucketId, BucketSpec};
+use oxizero::{BucketId, BucketSpec, ParamId, Rank};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -51,6 +51,24 @@ impl Engine {
     fn take_over_gathered(&self, py: Python<'_>, bucket: usize, full: Given<'_>) -> PyResult<()> {
         let full = full.view()?;
         self.run(py, |engine| engine.take_over_gathered(BucketId(bucket), full))
+    }
+
+    /// Overwrites values of a parameter, or of its bucket, with those of the rank that counts where
+    /// `rank` has the say; a collective call.
+    fn broadcast_values(
+        &self,
+        py: Python<'_>,
+        param: usize,
+        values: Given<'_>,
+        rank: usize,
+    ) -> PyResult<()> {
+        let (param, rank, values) = (ParamId(param), Rank(rank), values.into_buffer()?);
+        self.run(py, |engine| engine.broadcast_values(param, values, rank).map(drop))
+    }
+
+    /// Whether this rank's values of a parameter count where `rank` has the say.
+    fn is_source(&self, py: Python<'_>, param: usize, rank: usize) -> PyResult<bool> {
+        self.run(py, |engine| engine.is_source(ParamId(param), Rank(rank)))
     }
 
     /// The bucket's gradients are complete when `grads_end` says so.

@@ -186,7 +186,7 @@ impl Library for Moved {
     }
 
     fn exchange(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, LibraryError> {
-        self.comm.exchange(bytes).map_err(said)
+        self.comm.exchange(self.name(), bytes).map_err(said)
     }
 
     fn all_to_all(

@@ -195,8 +195,8 @@ impl Communicator for Watched {
         self.enter(Kind::Broadcast)?.broadcast(buffer, root)
     }
 
-    fn exchange(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
-        self.enter(Kind::Exchange)?.exchange(bytes)
+    fn exchange(&self, label: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
+        self.enter(Kind::Exchange)?.exchange(label, bytes)
     }
 
     fn barrier(&self) -> Result<(), CommError> {

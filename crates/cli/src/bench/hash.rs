@@ -14,7 +14,7 @@ pub(crate) fn of<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
 
 /// `hash` in hexadecimal, where all ranks have the same of `what`; else an error.
 pub(crate) fn same(hash: &[u8], what: &str, comm: &dyn Communicator) -> Result<String, RankError> {
-    let told = comm.exchange(hash)?;
+    let told = comm.exchange(what, hash)?;
     match told.iter().position(|other| other != hash) {
         Some(rank) => Err(RankError::Contents(format!("{what} differs from rank {rank}'s"))),
         None => Ok(hex(hash)),
@@ -23,7 +23,7 @@ pub(crate) fn same(hash: &[u8], what: &str, comm: &dyn Communicator) -> Result<S
 
 /// The hash of all ranks' hashes, in rank order, in hexadecimal.
 pub(crate) fn joined(hash: &[u8], comm: &dyn Communicator) -> Result<String, RankError> {
-    let told = comm.exchange(hash)?;
+    let told = comm.exchange("all hashes", hash)?;
     Ok(hex(&of(told.iter().map(Vec::as_slice))))
 }
 

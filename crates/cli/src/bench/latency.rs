@@ -40,7 +40,7 @@ pub(crate) fn measure(
         clock.stop(lap, BARRIER, BARRIER, comm)?;
         let lap = Lap::start(comm)?;
         for _ in 0..CALLS {
-            told = comm.exchange(&own)?;
+            told = comm.exchange("latency", &own)?;
         }
         clock.stop(lap, &exchange, BARRIER, comm)?;
         if let Some(replica) = &mut replica {

@@ -256,7 +256,7 @@ fn largest_unit(specs: &[ParamSpec]) -> Numel {
 
 /// Of all ranks'.
 fn largest(bytes: Bytes, comm: &dyn Communicator) -> Result<Bytes, RankError> {
-    let told = comm.exchange(&(bytes.0 as u64).to_le_bytes())?;
+    let told = comm.exchange("bytes", &(bytes.0 as u64).to_le_bytes())?;
     let bytes = |told: &Vec<u8>| told.as_slice().try_into().map(u64::from_le_bytes);
     let all: Result<Vec<u64>, _> = told.iter().map(bytes).collect();
     let all = all.map_err(io::Error::other)?;

@@ -13,7 +13,7 @@ use crate::error::KnownTo;
 use crate::group::{
     check_gather_into, check_gather_many, check_reduce_scatter, check_shards, misuse,
 };
-use crate::operation::{Kind, Operation};
+use crate::operation::{Kind, Label, Operation, WORDS};
 use crate::{
     Allocated, CommError, Communicator, Handle, OwnShard, ReduceScatter, ReduceTarget, Traffic,
 };
@@ -29,8 +29,9 @@ pub(super) struct Group<L> {
 }
 
 /// What ranks tell each other before an operation: what it is, and the first bytes of an exchange.
-const MESSAGE: usize = 128;
-const WORDS: usize = 3 * size_of::<u64>();
+const MESSAGE: usize = 168;
+/// Bytes of it that say what the operation is.
+const HEADER: usize = WORDS * size_of::<u64>();
 
 impl<L: Library> Group<L> {
     pub(super) fn new(library: L) -> Self {
@@ -72,7 +73,7 @@ impl<L: Library> Group<L> {
         for (target, word) in message.chunks_exact_mut(8).zip(operation.to_words()) {
             target.copy_from_slice(&word.to_le_bytes());
         }
-        message[WORDS..WORDS + bytes.len()].copy_from_slice(bytes);
+        message[HEADER..HEADER + bytes.len()].copy_from_slice(bytes);
         let told = self.library.exchange(&message);
         let told = told.map_err(|error| self.error(error, operation))?;
         let of = |message: &Vec<u8>| {
@@ -81,7 +82,7 @@ impl<L: Library> Group<L> {
         };
         let ranks = self.library.members().ranks();
         operation.agree(self.me(), ranks.iter().copied().zip(told.iter().map(of)))?;
-        Ok(told.into_iter().map(|message| message[WORDS..WORDS + bytes.len()].to_vec()).collect())
+        Ok(told.into_iter().map(|message| message[HEADER..HEADER + bytes.len()].to_vec()).collect())
     }
 
     /// The same, and all of each rank's `bytes`, equally many on each.
@@ -89,7 +90,7 @@ impl<L: Library> Group<L> {
         if self.is_alone() {
             return Ok(vec![bytes.to_vec()]);
         }
-        let (first, rest) = bytes.split_at(bytes.len().min(MESSAGE - WORDS));
+        let (first, rest) = bytes.split_at(bytes.len().min(MESSAGE - HEADER));
         let mut told = self.agree(operation, first)?;
         if !rest.is_empty() {
             let rests = self.library.exchange(rest);
@@ -374,9 +375,10 @@ impl<L: Library> Communicator for Group<L> {
         Ok(Handle::done(self.run(Kind::Broadcast { root }, Some(dtype), numel, deed)))
     }
 
-    fn exchange(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
+    fn exchange(&self, label: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
         lock(&self.traffic).exchanges += 1;
-        self.run(Kind::Exchange, None, Numel(bytes.len()), |operation| self.tell(operation, bytes))
+        let kind = Kind::Exchange { label: Label::new(label) };
+        self.run(kind, None, Numel(bytes.len()), |operation| self.tell(operation, bytes))
     }
 
     fn barrier(&self) -> Result<(), CommError> {

@@ -7,7 +7,7 @@ use oxizero_core::{ProcessGroup, Rank, WorldSize};
 
 use super::signal::Signal;
 use super::word::{AtomicU8, AtomicU32, AtomicU64, SeqCst};
-use crate::operation::Operation;
+use crate::operation::{Operation, WORDS};
 use crate::transport::Failure;
 use crate::waits::{Callers, Wait};
 
@@ -333,7 +333,7 @@ const LEFT: u32 = 2;
 #[derive(Default)]
 #[repr(C)]
 struct Post {
-    operation: [AtomicU64; 3],
+    operation: [AtomicU64; WORDS],
     /// Start and length in the shared memory.
     offer: [AtomicU64; 2],
 }

@@ -203,7 +203,7 @@ pub(crate) fn broadcasts_come_from_each_root(comm: Box<dyn Communicator>) {
 pub(crate) fn exchanges_are_in_rank_order(comm: Box<dyn Communicator>) {
     for len in [0, 1, 3, 1000] {
         comm.barrier().unwrap();
-        let all = comm.exchange(&vec![comm.rank().0 as u8 + 1; len]).unwrap();
+        let all = comm.exchange("a test", &vec![comm.rank().0 as u8 + 1; len]).unwrap();
         let expected: Vec<_> =
             comm.world_size().ranks().map(|r| vec![r.0 as u8 + 1; len]).collect();
         assert_eq!(all, expected);
@@ -231,7 +231,7 @@ pub(crate) fn traffic_is_counted(comm: Box<dyn Communicator>) {
     assert_eq!(since(start), (2, 40 * others + read, 0));
 
     let start = comm.traffic();
-    comm.exchange(b"verdict").unwrap();
+    comm.exchange("a test", b"verdict").unwrap();
     comm.barrier().unwrap();
     assert_eq!(since(start), (0, 0, 2));
 
@@ -253,7 +253,7 @@ pub(crate) fn groups_work_apart(comm: Box<dyn Communicator>) {
         assert_eq!(half.rank(), group.rank_of(comm.rank()).unwrap());
         assert_eq!(half.world_size(), group.size());
         let expected: Vec<_> = members.iter().map(|rank| vec![rank.0 as u8, round]).collect();
-        assert_eq!(half.exchange(&[comm.rank().0 as u8, round]).unwrap(), expected);
+        assert_eq!(half.exchange("a test", &[comm.rank().0 as u8, round]).unwrap(), expected);
 
         let pair = ProcessGroup::new(vec![members[0], *members.last().unwrap()]);
         if let Some(pair) = pair.filter(|pair| pair.rank_of(comm.rank()).is_some()) {
@@ -262,7 +262,7 @@ pub(crate) fn groups_work_apart(comm: Box<dyn Communicator>) {
             pair.barrier().unwrap();
             assert_eq!(replica.bytes(), [0; 64]);
         }
-        assert_eq!(comm.exchange(&[round]).unwrap().len(), comm.world_size().get());
+        assert_eq!(comm.exchange("a test", &[round]).unwrap().len(), comm.world_size().get());
     }
 }
 

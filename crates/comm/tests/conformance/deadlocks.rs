@@ -49,10 +49,11 @@ pub(crate) fn two_ranks_that_wait_for_each_other_end_all(comm: Box<dyn Communica
     let pair = part(&*comm, &[0, 1]);
     comm.barrier().unwrap();
     let call = || match &pair {
-        Some(pair) if comm.rank() == Rank(0) => pair.exchange(&[1; 3]).map(drop),
+        Some(pair) if comm.rank() == Rank(0) => pair.exchange("a test", &[1; 3]).map(drop),
         _ => comm.barrier(),
     };
-    let first = "rank 0 waits for rank 1 in exchange of 3 bytes (operation 2 of ranks 0 and 1)";
+    let first =
+        "rank 0 waits for rank 1 in exchange of 3 bytes for a test (operation 2 of ranks 0 and 1)";
     let members = ranks_of_the_world(size);
     let second = format!("rank 1 waits for rank 0 in barrier (operation 2 of {members})");
     let which =
@@ -88,7 +89,7 @@ pub(crate) fn a_split_that_a_rank_does_not_come_to_ends_all(comm: Box<dyn Commun
     comm.barrier().unwrap();
     let absent = Rank(size - 2); // the group's first member, who opens it, or not
     let call = || match comm.rank() == absent {
-        true => comm.exchange(&[1]).map(drop),
+        true => comm.exchange("a test", &[1]).map(drop),
         false => comm.split(&ProcessGroup::world(comm.world_size())).map(drop),
     };
     let split = format!("waits for rank {absent} in split into a group of {size} ranks");
@@ -128,7 +129,7 @@ pub(crate) fn one_order_of_many_groups_is_no_deadlock(comm: Box<dyn Communicator
             groups[index] = part(&*comm, &members(index + 1));
         }
         if let Some(group) = &groups[index] {
-            let told = group.exchange(&[round as u8]).unwrap();
+            let told = group.exchange("a test", &[round as u8]).unwrap();
             assert!(told.iter().all(|told| *told == [round as u8]));
         }
         match own.below(1500) {
@@ -157,7 +158,10 @@ pub(crate) fn two_threads_may_wait_crosswise(comm: Box<dyn Communicator>) {
                     std::thread::sleep(LONG);
                 }
                 for round in 0..1000 {
-                    assert_eq!(group.exchange(&[round as u8]).unwrap(), [[round as u8]; 2]);
+                    assert_eq!(
+                        group.exchange("a test", &[round as u8]).unwrap(),
+                        [[round as u8]; 2]
+                    );
                 }
             });
         }

@@ -24,8 +24,8 @@ fn gather_many(comm: &dyn Communicator, count: usize) -> Result<(), CommError> {
 
 const CALLS: [Call; 11] = [
     (|comm| comm.barrier(), "barrier"),
-    (|comm| comm.exchange(&[0; 3]).map(drop), "exchange of 3 bytes"),
-    (|comm| comm.exchange(&[0; 4]).map(drop), "exchange of 4 bytes"),
+    (|comm| comm.exchange("a test", &[0; 3]).map(drop), "exchange of 3 bytes for a test"),
+    (|comm| comm.exchange("a test", &[0; 4]).map(drop), "exchange of 4 bytes for a test"),
     (|comm| comm.all_gather(full(comm, 2, DType::F32))?.wait().map(drop), "all-gather of"),
     (|comm| comm.all_gather(full(comm, 2, DType::F16))?.wait().map(drop), "f16"),
     (|comm| comm.broadcast(full(comm, 2, DType::F32), Rank(0))?.wait().map(drop), "from rank 0"),
@@ -106,7 +106,7 @@ pub(crate) fn an_abort_reaches_every_rank(comm: Box<dyn Communicator>) {
         comm.abort("the data ended");
         comm.abort("a second reason");
     }
-    for result in [group.barrier(), comm.barrier(), comm.exchange(&[1]).map(drop)] {
+    for result in [group.barrier(), comm.barrier(), comm.exchange("a test", &[1]).map(drop)] {
         match result {
             Err(CommError::Aborted { rank, why }) => {
                 assert_eq!((rank, why.as_str()), (last, "the data ended"));

@@ -161,7 +161,7 @@ fn a_thread_that_panics_is_named() {
     let broken = world.remove(2);
     std::thread::scope(|scope| {
         let waiting: Vec<_> =
-            world.iter().map(|comm| scope.spawn(|| comm.exchange(&[1]))).collect();
+            world.iter().map(|comm| scope.spawn(|| comm.exchange("a test", &[1]))).collect();
         let panics = scope.spawn(move || {
             let _held = broken;
             panic!("planned by the test");

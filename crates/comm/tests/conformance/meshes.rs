@@ -33,7 +33,7 @@ pub(crate) fn all_groups_of_a_mesh_work_at_once(comm: Box<dyn Communicator>) {
             let index = index % 8;
             sum(&*open[index], &groups[index], comm.rank(), round);
         }
-        let told = open[round % 8].exchange(&[comm.rank().0 as u8]).unwrap();
+        let told = open[round % 8].exchange("a test", &[comm.rank().0 as u8]).unwrap();
         let members = groups[round % 8].ranks().iter();
         assert_eq!(told, members.map(|rank| vec![rank.0 as u8]).collect::<Vec<_>>());
         comm.barrier().unwrap();
@@ -60,7 +60,7 @@ pub(crate) fn groups_of_one_rank_are_without_number(comm: Box<dyn Communicator>)
     let open: Vec<_> = (0..300).map(|_| comm.split(&alone).unwrap()).collect();
     for group in &open {
         sum(&**group, &alone, comm.rank(), 0);
-        assert_eq!(group.exchange(&[7]).unwrap(), [[7]]);
+        assert_eq!(group.exchange("a test", &[7]).unwrap(), [[7]]);
         let full = group.broadcast(Buffer::heap(Numel(3), DType::Bf16), Rank(0)).unwrap();
         assert_eq!(full.wait().unwrap().numel(), Numel(3));
     }
@@ -102,7 +102,8 @@ pub(crate) fn a_mismatch_in_one_group_ends_the_others(comm: Box<dyn Communicator
     let group = comm.split(&ProcessGroup::new(members.map(Rank).collect()).unwrap()).unwrap();
     comm.barrier().unwrap();
     if me < 2 {
-        let result = if me == 0 { group.barrier() } else { group.exchange(&[1]).map(drop) };
+        let result =
+            if me == 0 { group.barrier() } else { group.exchange("a test", &[1]).map(drop) };
         assert!(matches!(result, Err(CommError::Mismatch { .. })), "{result:?}");
     }
     let result = if me == 2 && ranks > 3 { group.barrier() } else { comm.barrier() };

@@ -51,8 +51,8 @@ impl Communicator for Plain {
         self.0.broadcast(buffer, root)
     }
 
-    fn exchange(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
-        self.0.exchange(bytes)
+    fn exchange(&self, label: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
+        self.0.exchange(label, bytes)
     }
 
     fn barrier(&self) -> Result<(), CommError> {

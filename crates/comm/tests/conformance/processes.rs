@@ -167,7 +167,7 @@ fn wait_for_the_second_rank(comm: Box<dyn Communicator>) {
         std::thread::sleep(DEADLINE);
     }
     expect_the_second_rank_to_be_dead(&comm.barrier().unwrap_err());
-    expect_the_second_rank_to_be_dead(&comm.exchange(&[1]).unwrap_err());
+    expect_the_second_rank_to_be_dead(&comm.exchange("a test", &[1]).unwrap_err());
 }
 
 fn wait_in_pairs_for_the_second_rank(comm: Box<dyn Communicator>) {

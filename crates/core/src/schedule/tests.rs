@@ -113,6 +113,41 @@ fn reductions_go_from_last_to_first_whatever_comes_first() {
     }
 }
 
+#[test]
+fn once_agreed_buckets_take_turns_as_their_gradients_came() {
+    let reduce = |bucket| Action::Reduce(BucketId(bucket), Placement::Sharded);
+    let ready = |bucket| Event::GradsReady(BucketId(bucket));
+    for stage in [Stage::Zero2, Stage::Zero3] {
+        let mut schedule = Schedule::new(stage, &buckets(4, Bucketing::Unit), vec![]);
+        // The last bucket has a parameter that nobody uses.
+        let first = run(&mut schedule, [ready(0), ready(2), ready(1), Event::BackwardEnd]);
+        assert_eq!(first, [3, 2, 1, 0].map(reduce));
+        run(&mut schedule, [ready(1), ready(0), ready(2), Event::BackwardEnd]);
+        let turns = schedule.turns_seen().unwrap();
+        assert_eq!(turns, [0, 2, 1, 3].map(BucketId));
+        schedule.take_turns(turns);
+        assert_eq!(schedule.turns_seen(), None);
+        for bucket in [0, 2, 1] {
+            assert_eq!(run(&mut schedule, [ready(bucket)]), [reduce(bucket)]);
+            assert!(schedule.in_pass() && schedule.has_reduced(BucketId(bucket)));
+        }
+        assert!(!schedule.has_reduced(BucketId(3)));
+        assert_eq!(run(&mut schedule, [Event::BackwardEnd]), [reduce(3)]);
+        // Another rank's order, too, once it is agreed.
+        assert_eq!(run(&mut schedule, [ready(2)]), []);
+        assert_eq!(run(&mut schedule, [ready(0)]), [0, 2].map(reduce));
+        assert_eq!(run(&mut schedule, [Event::BackwardEnd]), [1, 3].map(reduce));
+    }
+}
+
+#[test]
+fn no_order_is_asked_where_there_is_one_or_gradients_rest_whole() {
+    let buckets = buckets(2, Bucketing::Unit);
+    let order = vec![UnitId(0), UnitId(1)];
+    assert_eq!(Schedule::new(Stage::Zero3, &buckets, order).turns_seen(), None);
+    assert_eq!(Schedule::new(Stage::Zero1, &buckets, vec![]).turns_seen(), None);
+}
+
 /// At every event too, for the model may communicate between them.
 #[test]
 fn a_rank_without_some_gradients_asks_for_the_same_at_the_same_time() {

@@ -123,7 +123,8 @@ impl Engine {
         let len = found.len().min(NAME_BYTES - 1);
         bytes[0] = len as u8;
         bytes[1..=len].copy_from_slice(&found.as_bytes()[..len]);
-        let told = self.groups.world().exchange(&bytes).map_err(|error| self.fail(error))?;
+        let told = self.groups.world().exchange("load", &bytes);
+        let told = told.map_err(|error| self.fail(error))?;
         let first = &told[0];
         Ok(String::from_utf8_lossy(&first[1..=usize::from(first[0])]).into_owned())
     }

@@ -153,7 +153,7 @@ impl Engine {
     fn stage(&mut self, run: &RunFolder, name: &str) -> Result<Staging, EngineError> {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let own = (since.as_nanos() as u64).rotate_left(20) ^ u64::from(std::process::id());
-        let told = self.groups.world().exchange(&own.to_le_bytes());
+        let told = self.groups.world().exchange("save", &own.to_le_bytes());
         let told = told.map_err(|error| self.fail(error))?;
         let nonce = told[0].as_slice().try_into().map(u64::from_le_bytes);
         let nonce = nonce.expect("every rank exchanges eight bytes");
