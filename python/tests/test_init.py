@@ -347,8 +347,12 @@ def test_norms_of_weights_in_pieces_train_the_same(ranks, stage, norm):
     ranks(2, normed, stage, norm)
 
 
-def test_a_parametrization_that_replaces_memory_is_refused_by_name():
+def orthogonal(_):
     with zero.Init(), pytest.raises(oxizero.ConfigError, match="Orthogonal is refused"):
         parametrizations.orthogonal(torch.nn.Linear(4, 4))
     with zero.Init(module=parametrizations.orthogonal(torch.nn.Linear(4, 4))):
         pass
+
+
+def test_a_parametrization_that_replaces_memory_is_refused_by_name(ranks):
+    ranks(1, orthogonal)
