@@ -186,27 +186,32 @@ impl Drop for Ordered {
 }
 
 impl Writer<'_> {
-    /// Overwrites the elements from `start` on, as many as there are.
+    /// Overwrites `N` elements from `start` on.
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer.
     #[inline(always)]
     pub(crate) fn write<T: Pod, const N: usize>(&mut self, start: usize, values: &[T; N]) {
+        const { assert!((N * size_of::<T>()).is_multiple_of(LINE), "whole lines are written") };
         let (start, values) = (start * size_of::<T>(), bytemuck::cast_slice(values));
-        let target = &mut self.target[start..];
-        if target.len() < values.len() {
-            write_part(values, target);
-        } else if self.streams && start.is_multiple_of(LINE) {
-            stream(values, &mut target[..values.len()]);
+        let target = &mut self.target[start..][..N * size_of::<T>()];
+        if self.streams && start.is_multiple_of(LINE) {
+            stream(values, target);
         } else {
-            target[..values.len()].copy_from_slice(values);
+            target.copy_from_slice(values);
         }
+    }
+
+    /// Overwrites the elements from `start` on, as many as there are; at most `values`.
+    #[inline(always)]
+    pub(crate) fn write_part<T: Pod>(&mut self, start: usize, values: &[T]) {
+        let target = &mut self.target[start * size_of::<T>()..];
+        target.copy_from_slice(&bytemuck::cast_slice(values)[..target.len()]);
     }
 }
 
-#[cold]
-fn write_part(values: &[u8], target: &mut [u8]) {
-    target.copy_from_slice(&values[..target.len()]);
-}
-
-/// Copies past the caches. Both are as long, a multiple of 16, and the target is aligned to it.
+/// Copies whole lines past the caches, to a target that starts on one.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn stream(source: &[u8], target: &mut [u8]) {

@@ -1,6 +1,6 @@
 //! The pass over gradient, masters, states and model weights that every rule makes.
 
-use oxizero_device::kernels::row::{self, ROW, Row};
+use oxizero_device::kernels::row::{self, At, ROW, Row};
 use oxizero_device::kernels::{exact_reciprocal, quotients};
 use oxizero_device::simd::vectorised;
 use oxizero_device::{View, ViewMut};
@@ -79,54 +79,65 @@ pub(crate) fn update_each<const STATES: usize>(
             &mut states,
             rule,
             #[inline(always)]
-            |weights, start| {
-                output.put(weights, start);
+            |weights, at| {
+                output.put(weights, at);
             },
         );
     });
 }
 
-/// Calls `publish` with each row of new masters, and where it starts.
+/// Calls `publish` with each row of new masters, and where it is.
 #[inline(always)]
 fn update_rows<const STATES: usize>(
     grad: Gradient<'_>,
     master: &mut [f32],
     states: &mut [&mut [f32]; STATES],
     rule: impl Fn(f32, f32, [f32; STATES]) -> (f32, [f32; STATES]),
-    mut publish: impl FnMut(&Row, usize),
+    mut publish: impl FnMut(&Row, At),
 ) {
     let Gradient { values, divisor, factor } = grad;
     let (floor, reciprocal) = (grad.floor(), exact_reciprocal(divisor));
     vectorised(
         #[inline(always)]
         || {
-            for start in row::starts(master.len()) {
-                row::ask(values, start);
-                row::ask_of(master, start);
-                for state in states.iter() {
-                    row::ask_of(state, start);
-                }
-                let mut grads = row::read(values, start);
-                for grad in &mut grads {
-                    *grad = zero_below(floor, *grad);
-                }
-                let grads = quotients(grads, divisor, reciprocal);
-                let mut weights = row::read_of(master, start);
-                let mut rows = states.each_ref().map(|state| row::read_of(state, start));
-                for lane in 0..ROW {
-                    let before = rows.each_ref().map(|row| row[lane]);
-                    let (weight, after) = rule(grads[lane] * factor, weights[lane], before);
-                    weights[lane] = weight;
-                    for (row, after) in rows.iter_mut().zip(after) {
-                        row[lane] = after;
+            row::each(
+                master.len(),
+                #[inline(always)]
+                |at| {
+                    row::ask(values, at);
+                    row::ask_of(master, at);
+                    for state in states.iter() {
+                        row::ask_of(state, at);
                     }
-                }
-                row::put(&weights, master, start);
-                for (row, state) in rows.iter().zip(states.iter_mut()) {
-                    row::put(row, state, start);
-                }
-                publish(&weights, start);
-            }
+                    let mut grads = row::read(values, at);
+                    for grad in &mut grads {
+                        *grad = zero_below(floor, *grad);
+                    }
+                    let grads = quotients(grads, divisor, reciprocal);
+                    let mut weights = row::read_of(master, at);
+                    // Loops where closures would read better: those are not all inlined.
+                    let mut rows = [[0.0; ROW]; STATES];
+                    for (row, state) in rows.iter_mut().zip(states.iter()) {
+                        *row = row::read_of(state, at);
+                    }
+                    for lane in 0..ROW {
+                        let mut before = [0.0; STATES];
+                        for (before, row) in before.iter_mut().zip(&rows) {
+                            *before = row[lane];
+                        }
+                        let (weight, after) = rule(grads[lane] * factor, weights[lane], before);
+                        weights[lane] = weight;
+                        for (row, after) in rows.iter_mut().zip(after) {
+                            row[lane] = after;
+                        }
+                    }
+                    row::put(&weights, master, at);
+                    for (row, state) in rows.iter().zip(states.iter_mut()) {
+                        row::put(row, state, at);
+                    }
+                    publish(&weights, at);
+                },
+            );
         },
     );
 }

@@ -35,10 +35,14 @@ fn convert(source: View<'_>, target: ViewMut<'_>) {
         vectorised(
             #[inline(always)]
             || {
-                for start in row::starts(source.numel().0) {
-                    row::ask(source, start);
-                    output.put(&row::read(source, start), start);
-                }
+                row::each(
+                    source.numel().0,
+                    #[inline(always)]
+                    |at| {
+                        row::ask(source, at);
+                        output.put(&row::read(source, at), at);
+                    },
+                );
             },
         );
     });
@@ -104,22 +108,26 @@ fn adopt_each<T: Element>(source: &[T], target: &mut [f32]) {
     vectorised(
         #[inline(always)]
         || {
-            for start in row::starts(target.len()) {
-                row::ask_of(source, start);
-                row::ask_of(target, start);
-                let given = row::read_of(source, start);
-                let mut kept = row::read_of(target, start);
-                let mut differing = 0;
-                for lane in 0..ROW {
-                    let rounded = T::narrow(kept[lane]).widen();
-                    let differs = rounded.to_bits() ^ given[lane].to_bits();
-                    kept[lane] = if differs == 0 { kept[lane] } else { given[lane] };
-                    differing |= differs;
-                }
-                if differing != 0 {
-                    row::put(&kept, target, start);
-                }
-            }
+            row::each(
+                target.len(),
+                #[inline(always)]
+                |at| {
+                    row::ask_of(source, at);
+                    row::ask_of(target, at);
+                    let given = row::read_of(source, at);
+                    let mut kept = row::read_of(target, at);
+                    let mut differing = 0;
+                    for lane in 0..ROW {
+                        let rounded = T::narrow(kept[lane]).widen();
+                        let differs = rounded.to_bits() ^ given[lane].to_bits();
+                        kept[lane] = if differs == 0 { kept[lane] } else { given[lane] };
+                        differing |= differs;
+                    }
+                    if differing != 0 {
+                        row::put(&kept, target, at);
+                    }
+                },
+            );
         },
     );
 }

@@ -101,9 +101,14 @@ fn sum_of(grad: View<'_>, divisor: f32, term: impl Fn(f32) -> f64) -> Powers {
         divisor,
         #[inline(always)]
         |row| {
-            for (lane, quotient) in row.iter().enumerate() {
-                lanes[lane % LANES] += term(*quotient);
+            let (parts, _) = row.as_chunks::<LANES>();
+            let mut sums = lanes;
+            for part in parts {
+                for lane in 0..LANES {
+                    sums[lane] += term(part[lane]);
+                }
             }
+            lanes = sums;
         },
     );
     let sum = lanes.iter().sum::<f64>();
@@ -154,10 +159,14 @@ fn each_quotients(grad: View<'_>, divisor: f32, mut work: impl FnMut(&Row)) {
     vectorised(
         #[inline(always)]
         || {
-            for start in row::starts(grad.numel().0) {
-                row::ask(grad, start);
-                work(&quotients(row::read(grad, start), divisor, reciprocal));
-            }
+            row::each(
+                grad.numel().0,
+                #[inline(always)]
+                |at| {
+                    row::ask(grad, at);
+                    work(&quotients(row::read(grad, at), divisor, reciprocal));
+                },
+            );
         },
     );
 }
@@ -195,11 +204,15 @@ fn divide_each<T: Element>(values: &mut [T], divisor: f32) {
     vectorised(
         #[inline(always)]
         || {
-            for start in row::starts(values.len()) {
-                row::ask_of(values, start);
-                let row = quotients(row::read_of(values, start), divisor, reciprocal);
-                row::put(&row, values, start);
-            }
+            row::each(
+                values.len(),
+                #[inline(always)]
+                |at| {
+                    row::ask_of(values, at);
+                    let row = quotients(row::read_of(values, at), divisor, reciprocal);
+                    row::put(&row, values, at);
+                },
+            );
         },
     );
 }

@@ -25,27 +25,45 @@ const AHEAD: usize = 8 * ROW;
 /// Outputs of so many bytes are written past the caches.
 const STREAMED_FROM: usize = 1 << 20;
 
-/// Where the rows of `0..numel` start, in order.
+/// Why a whole row is read or written as such.
+const WHOLE: &str = "all operands of a kernel are as long";
+
+/// Where a row is.
+#[derive(Clone, Copy, Debug)]
+pub struct At {
+    /// Its first element.
+    start: usize,
+    /// Whether it has all its elements; so where it is worked on, this is known to the compiler.
+    whole: bool,
+}
+
+/// Calls `work` with the rows of `0..numel`, in order.
 #[inline(always)]
-pub fn starts(numel: usize) -> impl Iterator<Item = usize> {
-    (0..numel).step_by(ROW)
+pub fn each(numel: usize, mut work: impl FnMut(At)) {
+    let whole = numel - numel % ROW;
+    for start in (0..whole).step_by(ROW) {
+        work(At { start, whole: true });
+    }
+    if whole < numel {
+        work(At { start: whole, whole: false });
+    }
 }
 
 /// Asks for the elements that will be read or changed a few rows after the one from `start` on.
 #[inline(always)]
-pub fn ask(values: View<'_>, start: usize) {
+pub fn ask(values: View<'_>, at: At) {
     match values {
-        View::F32(values) => ask_of(values, start),
-        View::Bf16(values) => ask_of(values, start),
-        View::F16(values) => ask_of(values, start),
+        View::F32(values) => ask_of(values, at),
+        View::Bf16(values) => ask_of(values, at),
+        View::F16(values) => ask_of(values, at),
         View::Device(_) => {}
     }
 }
 
 /// [`ask`], where the dtype is known.
 #[inline(always)]
-pub fn ask_of<T>(values: &[T], start: usize) {
-    prefetch::<T, ROW>(values, start + AHEAD);
+pub fn ask_of<T>(values: &[T], at: At) {
+    prefetch::<T, ROW>(values, at.start + AHEAD);
 }
 
 /// The elements from `start` on; exact.
@@ -54,22 +72,22 @@ pub fn ask_of<T>(values: &[T], start: usize) {
 ///
 /// If they lie on a device.
 #[inline(always)]
-pub fn read(values: View<'_>, start: usize) -> Row {
+pub fn read(values: View<'_>, at: At) -> Row {
     match values {
-        View::F32(values) => read_of(values, start),
-        View::Bf16(values) => read_of(values, start),
-        View::F16(values) => read_of(values, start),
+        View::F32(values) => read_of(values, at),
+        View::Bf16(values) => read_of(values, at),
+        View::F16(values) => read_of(values, at),
         View::Device(_) => unreachable!("{HANDED_ON}"),
     }
 }
 
 /// [`read`], where the dtype is known.
 #[inline(always)]
-pub fn read_of<T: Element>(values: &[T], start: usize) -> Row {
-    let values = &values[start..];
-    match values.first_chunk() {
-        Some(values) => wide(values),
-        None => wide(&filled_up(values)),
+pub fn read_of<T: Element>(values: &[T], at: At) -> Row {
+    let values = &values[at.start..];
+    match at.whole {
+        true => wide(values.first_chunk().expect(WHOLE)),
+        false => wide(&filled_up(values)),
     }
 }
 
@@ -82,7 +100,7 @@ fn wide<T: Element>(values: &[T; ROW]) -> Row {
     row
 }
 
-#[cold]
+#[inline(always)]
 fn filled_up<T: Element>(values: &[T]) -> [T; ROW] {
     let mut row = [T::zeroed(); ROW];
     row[..values.len()].copy_from_slice(values);
@@ -92,11 +110,11 @@ fn filled_up<T: Element>(values: &[T]) -> [T; ROW] {
 /// Overwrites the elements from `start` on, rounding to nearest even. Returns whether all are
 /// finite then.
 #[inline(always)]
-pub fn put<T: Element>(row: &Row, values: &mut [T], start: usize) -> bool {
-    let (row, values) = (narrow(row), &mut values[start..]);
-    match values.first_chunk_mut() {
-        Some(values) => *values = row,
-        None => put_part(&row, values),
+pub fn put<T: Element>(row: &Row, values: &mut [T], at: At) -> bool {
+    let (row, values) = (narrow(row), &mut values[at.start..]);
+    match at.whole {
+        true => *values.first_chunk_mut().expect(WHOLE) = row,
+        false => values.copy_from_slice(&row[..values.len()]),
     }
     all_finite(&row)
 }
@@ -108,11 +126,6 @@ fn narrow<T: Element>(row: &Row) -> [T; ROW] {
         narrow[lane] = T::narrow(row[lane]);
     }
     narrow
-}
-
-#[cold]
-fn put_part<T: Element>(row: &[T; ROW], values: &mut [T]) {
-    values.copy_from_slice(&row[..values.len()]);
 }
 
 #[inline(always)]
@@ -147,18 +160,21 @@ pub fn output<R>(target: ViewMut<'_>, work: impl FnOnce(&mut Output<'_>) -> R) -
 impl Output<'_> {
     /// Overwrites the elements from `start` on, as [`put`] does.
     #[inline(always)]
-    pub fn put(&mut self, row: &Row, start: usize) -> bool {
+    pub fn put(&mut self, row: &Row, at: At) -> bool {
         match self.dtype {
-            DType::F32 => self.put_of::<f32>(row, start),
-            DType::Bf16 => self.put_of::<bf16>(row, start),
-            DType::F16 => self.put_of::<f16>(row, start),
+            DType::F32 => self.put_of::<f32>(row, at),
+            DType::Bf16 => self.put_of::<bf16>(row, at),
+            DType::F16 => self.put_of::<f16>(row, at),
         }
     }
 
     #[inline(always)]
-    fn put_of<T: Element>(&mut self, row: &Row, start: usize) -> bool {
+    fn put_of<T: Element>(&mut self, row: &Row, at: At) -> bool {
         let row: [T; ROW] = narrow(row);
-        self.writer.write(start, &row);
+        match at.whole {
+            true => self.writer.write(at.start, &row),
+            false => self.writer.write_part(at.start, &row),
+        }
         all_finite(&row)
     }
 }

@@ -1,7 +1,7 @@
 //! Sums, element by element.
 
 use super::element::Element;
-use super::row::{self, ROW, Row};
+use super::row::{self, At, ROW, Row};
 use super::{HANDED_ON, cast, of_device};
 use crate::simd::vectorised;
 use crate::{View, ViewMut};
@@ -37,13 +37,13 @@ pub fn accumulate(source: View<'_>, target: ViewMut<'_>, combine: Combine) -> bo
             target,
             &[source],
             #[inline(always)]
-            |start| row::read(source, start),
+            |at| row::read(source, at),
         ),
         (target, Combine::Add) => add(
             target,
             &[source],
             #[inline(always)]
-            |start| row::read(source, start),
+            |at| row::read(source, at),
         ),
     }
 }
@@ -70,10 +70,10 @@ pub fn tree_sum(inputs: &[View<'_>], target: ViewMut<'_>, combine: Combine) {
             target,
             inputs,
             #[inline(always)]
-            |start| {
+            |at| {
                 tree.sum(
                     #[inline(always)]
-                    |index| row::read(inputs[index], start),
+                    |index| row::read(inputs[index], at),
                 )
             },
         ),
@@ -81,10 +81,10 @@ pub fn tree_sum(inputs: &[View<'_>], target: ViewMut<'_>, combine: Combine) {
             target,
             inputs,
             #[inline(always)]
-            |start| {
+            |at| {
                 tree.sum(
                     #[inline(always)]
-                    |index| row::read(inputs[index], start),
+                    |index| row::read(inputs[index], at),
                 )
             },
         ),
@@ -123,12 +123,12 @@ fn sum_in_place<T: Element>(others: &[View<'_>], place: usize, target: &mut [T])
         target,
         others,
         #[inline(always)]
-        |start, own| {
+        |at, own| {
             tree.sum(
                 #[inline(always)]
                 |index| match index {
                     _ if index == place => *own,
-                    _ => row::read(others[index - usize::from(index > place)], start),
+                    _ => row::read(others[index - usize::from(index > place)], at),
                 },
             )
         },
@@ -137,19 +137,23 @@ fn sum_in_place<T: Element>(others: &[View<'_>], place: usize, target: &mut [T])
 
 /// Overwrites `target` by the rows that are made from the inputs; returns whether all is finite.
 #[inline(always)]
-fn overwrite(target: ViewMut<'_>, inputs: &[View<'_>], mut make: impl FnMut(usize) -> Row) -> bool {
+fn overwrite(target: ViewMut<'_>, inputs: &[View<'_>], mut make: impl FnMut(At) -> Row) -> bool {
     let numel = target.as_view().numel();
     row::output(target, |output| {
         vectorised(
             #[inline(always)]
             || {
                 let mut finite = true;
-                for start in row::starts(numel.0) {
-                    for input in inputs {
-                        row::ask(*input, start);
-                    }
-                    finite &= output.put(&make(start), start);
-                }
+                row::each(
+                    numel.0,
+                    #[inline(always)]
+                    |at| {
+                        for input in inputs {
+                            row::ask(*input, at);
+                        }
+                        finite &= output.put(&make(at), at);
+                    },
+                );
                 finite
             },
         )
@@ -158,7 +162,7 @@ fn overwrite(target: ViewMut<'_>, inputs: &[View<'_>], mut make: impl FnMut(usiz
 
 /// Adds to `target` the rows that are made from the inputs; returns whether all is finite.
 #[inline(always)]
-fn add(target: ViewMut<'_>, inputs: &[View<'_>], make: impl FnMut(usize) -> Row) -> bool {
+fn add(target: ViewMut<'_>, inputs: &[View<'_>], make: impl FnMut(At) -> Row) -> bool {
     match target {
         ViewMut::F32(target) => add_each(target, inputs, make),
         ViewMut::Bf16(target) => add_each(target, inputs, make),
@@ -171,13 +175,13 @@ fn add(target: ViewMut<'_>, inputs: &[View<'_>], make: impl FnMut(usize) -> Row)
 fn add_each<T: Element>(
     target: &mut [T],
     inputs: &[View<'_>],
-    mut make: impl FnMut(usize) -> Row,
+    mut make: impl FnMut(At) -> Row,
 ) -> bool {
     change(
         target,
         inputs,
         #[inline(always)]
-        |start, before| plus(before, &make(start)),
+        |at, before| plus(before, &make(at)),
     )
 }
 
@@ -187,20 +191,24 @@ fn add_each<T: Element>(
 fn change<T: Element>(
     target: &mut [T],
     inputs: &[View<'_>],
-    mut make: impl FnMut(usize, &Row) -> Row,
+    mut make: impl FnMut(At, &Row) -> Row,
 ) -> bool {
     vectorised(
         #[inline(always)]
         || {
             let mut finite = true;
-            for start in row::starts(target.len()) {
-                for input in inputs {
-                    row::ask(*input, start);
-                }
-                row::ask_of(target, start);
-                let changed = make(start, &row::read_of(target, start));
-                finite &= row::put(&changed, target, start);
-            }
+            row::each(
+                target.len(),
+                #[inline(always)]
+                |at| {
+                    for input in inputs {
+                        row::ask(*input, at);
+                    }
+                    row::ask_of(target, at);
+                    let changed = make(at, &row::read_of(target, at));
+                    finite &= row::put(&changed, target, at);
+                },
+            );
             finite
         },
     )
