@@ -8,6 +8,7 @@ import torch
 
 from oxizero import _oxizero, backends, buffers, pieces, registry, units, world
 from oxizero._oxizero import EngineError
+from oxizero.checkpoints import Checkpoints
 from oxizero.clipping import Clipping, unwatch, watch
 from oxizero.later import Later
 from oxizero.log import log_dist
@@ -40,7 +41,7 @@ class _Destroyed:
         raise EngineError("the engine was destroyed; initialize() makes another one of its model")
 
 
-class Engine(Clipping, Later, torch.nn.Module):
+class Engine(Checkpoints, Clipping, Later, torch.nn.Module):
     """A model, its optimizer, and the ranks that train it together.
 
     A micro-batch is a forward, a backward (`engine.backward(loss)` or `loss.backward()`) and a

@@ -4,27 +4,11 @@
 class Later:
     """Methods that raise NotImplementedError."""
 
-    def save_checkpoint(self, save_dir, *args, **kwargs):
-        """Not there yet."""
-        raise NotImplementedError(
-            "save_checkpoint: engine.state_dict() has the model's weights, to be saved on rank 0 "
-            "with torch.save; oxizero.utils.safe_get_full_fp32_param and "
-            "safe_get_full_optimizer_state, called by all ranks, have the rest"
-        )
-
     def save_16bit_model(self, save_dir, *args, **kwargs):
         """Not there yet."""
         raise NotImplementedError(
             "save_16bit_model: engine.state_dict(), called by all ranks, has the model's weights "
             "in its dtype, to be saved on rank 0 with torch.save"
-        )
-
-    def load_checkpoint(self, load_dir, *args, **kwargs):
-        """Not there yet."""
-        raise NotImplementedError(
-            "load_checkpoint: engine.load_state_dict() writes the model's weights on all ranks; "
-            "oxizero.utils.safe_set_full_fp32_param and safe_set_full_optimizer_state, called by "
-            "all ranks, write the rest"
         )
 
     def offload_states(self, *args, **kwargs):

@@ -164,6 +164,13 @@ class Weights:
         if is_known:
             self._versions[index] = held._version
 
+    def loaded(self, is_aliased):
+        """The engine wrote all weights: graphs that still need the old ones are to notice."""
+        for param in self.params:
+            torch.autograd.graph.increment_version(local(param))
+        if is_aliased:
+            self._note()
+
     def stepped(self):
         """The engine wrote the weights: graphs that still need the old ones are to notice."""
         for _, param in self.trained():

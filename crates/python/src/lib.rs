@@ -9,6 +9,7 @@
 mod access;
 mod agree;
 mod arrangement;
+mod checkpoint;
 mod config;
 mod engine;
 mod error;
