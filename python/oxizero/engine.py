@@ -89,14 +89,15 @@ class Engine(Checkpoints, Clipping, Later, torch.nn.Module):
     def forward(self, *args, **kwargs):
         """The model's forward."""
         self._weights.check(self._core)
-        if self._passes.settle():
-            self._reset_calls()
+        self._settle()
         try:
-            return self.module(*args, **kwargs)
+            returned = self.module(*args, **kwargs)
         except RuntimeError as error:
             if self._sharded is not None:
                 self._sharded.explain(error)
             raise
+        self._passes.watch(returned)
+        return returned
 
     def scale(self, loss):
         """The loss as `backward` takes it, for `engine.scale(loss).backward()`: multiplied by the
@@ -108,6 +109,7 @@ class Engine(Checkpoints, Clipping, Later, torch.nn.Module):
         """Runs the loss's backward; its gradients go to the engine as they come, and no parameter
         keeps a `grad`. Returns the loss. It is not divided by the number of micro-batches: the
         engine divides their sum."""
+        self._settle()
         self._passes.drive()
         try:
             self.scale(loss).backward(retain_graph=retain_graph)
@@ -125,6 +127,7 @@ class Engine(Checkpoints, Clipping, Later, torch.nn.Module):
         schedule of the learning rate, whose `step` is given `lr_kwargs`."""
         if self.is_gradient_accumulation_boundary():
             check_metrics(self.lr_scheduler, lr_kwargs)
+        self._settle()
         self._passes.check()
         self._weights.check_model(self.module)
         self._weights.check(self._core)
@@ -341,6 +344,10 @@ class Engine(Checkpoints, Clipping, Later, torch.nn.Module):
         self._core.grad_ready(index, self._back_end.give(grad), self._passes.scale)
         if self._sharded is not None:
             self._sharded.arrived(index)
+
+    def _settle(self):
+        if self._passes.settle():
+            self._reset_calls()
 
     def _end_pass(self):
         self._passes.ended()

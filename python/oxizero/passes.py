@@ -3,6 +3,7 @@
 import enum
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from oxizero._oxizero import EngineError
 
@@ -39,6 +40,8 @@ class Passes:
         self._arrived = set()
         # What the gradients of the running backward are multiplied by; None for nothing.
         self._scale = None
+        # The backwards that have reached what the model returned, and have not ended.
+        self._open = set()
 
     @property
     def scale(self):
@@ -49,6 +52,16 @@ class Passes:
         """Gradients are multiplied by `scale` until the backward that now runs returns."""
         self._scale = scale
         _queue_callback(self._unscaled)
+
+    def watch(self, returned):
+        """Takes note of each backward that reaches what the model's forward returned.
+
+        It is the outermost, whose failure would go unnoticed where segments of re-entrant
+        checkpoints are passes by themselves, and end well.
+        """
+        for tensor in tree_leaves(returned):
+            if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
+                tensor.grad_fn.register_prehook(self._opened)
 
     def check(self):
         """Refuses to go on with gradients that are not complete."""
@@ -77,10 +90,9 @@ class Passes:
         """No backward runs now; whether one has failed that nobody told of."""
         if torch._C._current_graph_task_id() != -1:
             return False
-        is_left = bool(self._arrived) or self._scale is not None
+        is_left = bool(self._arrived or self._open) or self._scale is not None
         if is_left:
-            is_lost = self._arrived or self._state is State.FAILED
-            self._leave(State.FAILED if is_lost else State.BETWEEN)
+            self._give_up()
         return is_left
 
     def arrive(self, index, core, end):
@@ -122,6 +134,23 @@ class Passes:
     def _leave(self, state):
         self._state, self._scale = state, None
         self._arrived.clear()
+        self._open.clear()
+
+    def _opened(self, _):
+        task = torch._C._current_graph_task_id()
+        if task in self._open:
+            return
+        if self._open:  # no backward of a model's output runs within another
+            self._give_up()
+            self.check()
+        self._open.add(task)
+        _queue_callback(lambda: self._open.discard(task))
+
+    def _give_up(self):
+        """A backward has failed that nobody told of."""
+        is_partial = self._arrived or (self._open and self.has_ended)
+        is_lost = is_partial or self._state is State.FAILED
+        self._leave(State.FAILED if is_lost else State.BETWEEN)
 
     def _unscaled(self):
         self._scale = None

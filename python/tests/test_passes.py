@@ -78,7 +78,7 @@ def test_a_backward_without_gradients_is_a_pass():
 
 
 def test_a_backward_that_fails_before_its_first_gradient_fails_no_window():
-    class Fails(torch.autograd.Function):
+    class Always(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
             return x.clone()
@@ -90,7 +90,62 @@ def test_a_backward_that_fails_before_its_first_gradient_fails_no_window():
     engine = start(nn.Linear(2, 1), 1)
     x = torch.ones(1, 2)
     with pytest.raises(MemoryError):
-        engine.backward(Fails.apply(engine(x).sum()))
+        engine.backward(Always.apply(engine(x).sum()))
     engine.backward(engine(x).sum())
+    engine.step()
+    assert engine.global_steps == 1
+
+
+class Fails(torch.autograd.Function):
+    """Fails in the backwards that it is told to."""
+
+    now = False
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        if Fails.now:
+            raise MemoryError("no room")
+        return grad
+
+
+class FailsBehindASegment(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 1)
+
+    def forward(self, x):
+        x = self.first(x.clone().requires_grad_())
+        return {"loss": checkpoint(self.second, Fails.apply(x), use_reentrant=True).sum()}
+
+
+def masters(engine):
+    return [utils.safe_get_full_fp32_param(param) for param in engine.module.parameters()]
+
+
+@pytest.mark.parametrize("again", ["forward", "step", "backward", "raw backward"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_backward_that_fails_behind_a_segment_fails_the_window(stage, again):
+    engine, x = start(FailsBehindASegment(), stage), torch.ones(2, 3)
+    weights = masters(engine)
+    losses = [engine(x)["loss"] for _ in range(2)]
+    Fails.now = True
+    with pytest.raises(MemoryError):
+        losses[0].backward()
+    Fails.now = False
+    with pytest.raises(oxizero.EngineError, match="a backward pass has failed"):
+        if again == "forward":
+            engine(x)["loss"].backward()
+        elif again == "backward":
+            engine.backward(losses[1])
+        elif again == "raw backward":
+            losses[1].backward()
+        engine.step()
+    assert all(map(torch.equal, masters(engine), weights))
+    engine.discard_window()
+    engine.backward(engine(x)["loss"])
     engine.step()
     assert engine.global_steps == 1
