@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand};
 use oxizero_core::config::Launch;
-use oxizero_core::{Config, Stage};
+use oxizero_core::{Config, Stage, WorldSize};
 
 use crate::bench::BenchArguments;
+use crate::checkpoints::{ConvertArguments, InspectArguments};
 use crate::data::read_file;
 use crate::error::CliError;
 use crate::experiment::ExperimentArguments;
@@ -33,6 +34,10 @@ pub(crate) enum Command {
     Train(TrainArguments),
     /// Show how many bytes each rank would hold, before anything is allocated.
     Plan(Overrides),
+    /// Show what is in a run's latest checkpoint, or in the checkpoint of a folder.
+    Inspect(InspectArguments),
+    /// Write a checkpoint's weights as files that others read.
+    Convert(ConvertArguments),
     /// Time what the engine does beside plain copies, and measure the memory that it takes.
     Bench(BenchArguments),
     /// Train as the engine does and as a plain loop does, and show that the numbers are the same.
@@ -56,6 +61,10 @@ pub(crate) struct TrainArguments {
     /// Print one JSON object a line, and nothing else.
     #[arg(long)]
     pub(crate) json: bool,
+    /// Go on from a run's latest checkpoint, in a run of its own; with other ranks, micro-batches
+    /// are accumulated so that the global batch stays. The run's configuration, if none is given.
+    #[arg(long, value_name = "RUN")]
+    pub(crate) resume: Option<PathBuf>,
 }
 
 /// The configuration and what overrides it.
@@ -94,12 +103,39 @@ pub(crate) struct Overrides {
     /// Most bytes of weights in a bucket; a bucket a unit if absent [zero.bucket_bytes_max].
     #[arg(long, value_name = "BYTES")]
     bucket_bytes: Option<usize>,
+    /// Steps between checkpoints; none if 0 [train.save_every].
+    #[arg(long, value_name = "K")]
+    save_every: Option<usize>,
+    /// Checkpoints that are kept; all if 0 [train.keep_last].
+    #[arg(long, value_name = "N")]
+    keep_last: Option<usize>,
     /// Where results go; a new or an empty folder [run.folder].
     #[arg(long, value_name = "DIR")]
     run_folder: Option<String>,
 }
 
 impl Overrides {
+    /// The configuration of a run that goes on, given that of the one before: with the same global
+    /// batch, unless its parts are asked for. Validated.
+    pub(crate) fn config_after(&self, before: Config) -> Result<Config, CliError> {
+        let batch = before.global_batch();
+        let mut config = match &self.config {
+            Some(path) => read_config(path)?,
+            None => before,
+        };
+        config.run.folder = None;
+        self.apply(&mut config);
+        config.validate()?;
+        if self.config.is_none() && self.accumulation.is_none() && self.micro_batch.is_none() {
+            let ranks = WorldSize::new(config.run.ranks).expect("validate() refuses no ranks");
+            let accumulation = batch.accumulation(ranks).map_err(|why| {
+                CliError::Data(format!("{why}; or give --micro-batch or --accumulation"))
+            })?;
+            config.train.gradient_accumulation_steps = accumulation;
+        }
+        Ok(config)
+    }
+
     /// The configuration file with the flags in, validated.
     pub(crate) fn config(&self) -> Result<Config, CliError> {
         let file = self.config.as_deref().map(read_config).transpose()?;
@@ -121,6 +157,8 @@ impl Overrides {
         set(&mut config.train.seed, self.seed);
         set(&mut config.train.micro_batch_size, self.micro_batch);
         set(&mut config.train.gradient_accumulation_steps, self.accumulation);
+        set(&mut config.train.save_every, self.save_every);
+        set(&mut config.train.keep_last, self.keep_last);
         set(&mut config.run.launch, self.in_process.then_some(Launch::Threads));
         set_some(&mut config.data.path, &self.data);
         set_some(&mut config.run.threads_per_rank, &self.threads_per_rank);
@@ -129,7 +167,7 @@ impl Overrides {
     }
 }
 
-fn read_config(path: &Path) -> Result<Config, CliError> {
+pub(crate) fn read_config(path: &Path) -> Result<Config, CliError> {
     let text = String::from_utf8(read_file(path)?)
         .map_err(|_| CliError::path("read", path)(io::Error::other("it is no UTF-8 text")))?;
     Config::from_toml(&text).map_err(|why| CliError::ConfigFile { path: path.into(), why })
@@ -181,7 +219,7 @@ mod tests {
     fn every_flag_overrides_its_field() {
         let flags = "--ranks 3 --stage 1 --steps 9 --data d --seed 4 --in-process \
                      --threads-per-rank 2 --micro-batch 5 --accumulation 6 --bucket-bytes 7 \
-                     --run-folder f";
+                     --save-every 8 --keep-last 3 --run-folder f";
         let config = overrides(flags).config().unwrap();
         let mut expected = Config::default();
         expected.run.ranks = 3;
@@ -189,6 +227,8 @@ mod tests {
         expected.train.steps = 9;
         expected.data.path = Some("d".into());
         expected.train.seed = 4;
+        expected.train.save_every = 8;
+        expected.train.keep_last = 3;
         expected.run.launch = Launch::Threads;
         expected.run.threads_per_rank = Some(2);
         expected.train.micro_batch_size = 5;

@@ -4,6 +4,7 @@ use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use oxizero_checkpoint::CheckpointError;
 use oxizero_core::{ConfigError, Rank};
 
 /// Every error of the command; its text is one line.
@@ -33,6 +34,9 @@ pub(crate) enum CliError {
     /// Text that cannot be trained on.
     #[error("{0}")]
     Data(String),
+    /// A checkpoint that the user named.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// A rank that failed, and so ended the run.
     #[error("rank {rank} {why}")]
     Rank {
@@ -85,9 +89,12 @@ impl CliError {
             _ => say(&format!("error: {line}")),
         }
         match self {
-            Self::Config(_) | Self::ConfigFile { .. } | Self::Path { .. } | Self::Data(_) => {
-                ExitCode::from(2)
-            }
+            Self::Checkpoint(CheckpointError::Io { .. }) => ExitCode::from(1),
+            Self::Config(_)
+            | Self::ConfigFile { .. }
+            | Self::Path { .. }
+            | Self::Data(_)
+            | Self::Checkpoint(_) => ExitCode::from(2),
             Self::Rank { .. } | Self::Run(_) | Self::Start(_) | Self::Output { .. } => {
                 ExitCode::from(1)
             }

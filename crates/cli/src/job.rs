@@ -17,6 +17,8 @@ pub(crate) struct Job {
     pub(crate) folder: PathBuf,
     /// Whether output is for programs.
     pub(crate) json: bool,
+    /// The folder of the checkpoint to go on from, if there is one.
+    pub(crate) resume: Option<PathBuf>,
     /// The text, longer than a sequence on both sides of the split.
     pub(crate) corpus: Corpus,
 }
@@ -27,6 +29,7 @@ struct Header {
     config: String,
     folder: PathBuf,
     json: bool,
+    resume: Option<PathBuf>,
     description: String,
     train_bytes: usize,
     validation_bytes: usize,
@@ -40,6 +43,7 @@ impl Job {
             config: self.config.to_toml(),
             folder: self.folder.clone(),
             json: self.json,
+            resume: self.resume.clone(),
             description: self.corpus.description.clone(),
             train_bytes: self.corpus.train.len(),
             validation_bytes: self.corpus.validation.len(),
@@ -62,7 +66,8 @@ impl Job {
             validation: read(from, header.validation_bytes as u64)?,
             description: header.description,
         };
-        Ok(Self { config, folder: header.folder, json: header.json, corpus })
+        let Header { folder, json, resume, .. } = header;
+        Ok(Self { config, folder, json, resume, corpus })
     }
 }
 
@@ -88,7 +93,8 @@ mod tests {
             description: "\"Hamlet\"\nin part".into(),
         };
         let folder = PathBuf::from("runs/a b");
-        let job = Job { config: Config::default(), folder, json: true, corpus };
+        let resume = Some("runs/1/checkpoints/step-7".into());
+        let job = Job { config: Config::default(), folder, json: true, resume, corpus };
         let mut sent = Vec::new();
         job.send(&mut sent).unwrap();
         assert_eq!(Job::receive(&mut sent.as_slice()).unwrap(), job);

@@ -4,6 +4,7 @@
 
 mod args;
 mod bench;
+mod checkpoints;
 mod data;
 mod error;
 mod experiment;
@@ -24,7 +25,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::args::{Arguments, Command, TrainArguments};
+use crate::args::{Arguments, Command, TrainArguments, read_config};
 use crate::bench::BenchJob;
 use crate::data::Corpus;
 use crate::error::CliError;
@@ -43,6 +44,8 @@ fn main() -> ExitCode {
     let done = match Arguments::parse().command {
         Command::Train(arguments) => train(&arguments),
         Command::Plan(overrides) => overrides.config().and_then(|config| plan::show(&config)),
+        Command::Inspect(arguments) => checkpoints::inspect(&arguments),
+        Command::Convert(arguments) => checkpoints::convert(&arguments),
         Command::Parity(arguments) => parity::run(&arguments),
         Command::Experiment(arguments) => experiment::run(&arguments),
         Command::Bench(arguments) => arguments.jobs().and_then(bench_all),
@@ -74,11 +77,19 @@ fn bench_all(jobs: Vec<BenchJob>) -> Result<(), CliError> {
 
 /// Everything that can be refused is, before the folder is made and a rank is started.
 fn train(arguments: &TrainArguments) -> Result<(), CliError> {
-    let config = arguments.overrides.config()?;
+    let (config, resume) = match &arguments.resume {
+        None => (arguments.overrides.config()?, None),
+        Some(run) => {
+            let checkpoint = checkpoints::of_run(run).open(None)?;
+            let before = read_config(&run_folder::config_path(run))?;
+            let config = arguments.overrides.config_after(before)?;
+            (config, Some(checkpoint.folder().to_path_buf()))
+        }
+    };
     let corpus = Corpus::load(&config)?;
     let run_folder = RunFolder::create(&config)?;
     let folder = run_folder.path().to_path_buf();
-    let job = Job { config, folder, json: arguments.json, corpus };
+    let job = Job { config, folder, json: arguments.json, resume, corpus };
     let done = launch::run(Work::Train(Box::new(job)));
     if let Err(CliError::Interrupted { .. }) = done {
         return Err(CliError::Interrupted { left: run_folder.interrupted() });

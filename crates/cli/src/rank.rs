@@ -125,9 +125,12 @@ pub(crate) fn train(
 ) -> Result<Trained, RankError> {
     let TrainConfig { steps, eval_every, .. } = job.config.train;
     let is_due = |step: usize| step == steps || eval_every > 0 && step.is_multiple_of(eval_every);
-    let mut evaluations = vec![evaluate(trainer, 0, bigram_entropy, show)?];
+    let save_every = job.config.train.save_every;
+    let saves = |step: usize| save_every > 0 && (step == steps || step.is_multiple_of(save_every));
+    let first = trainer.first_step();
+    let mut evaluations = vec![evaluate(trainer, first, bigram_entropy, show)?];
     let (mut training, mut skipped) = (Duration::ZERO, 0);
-    for step in 0..steps {
+    for step in first..steps {
         let begin = Instant::now();
         let stepped = trainer.step(step)?;
         let seconds = begin.elapsed();
@@ -138,7 +141,11 @@ pub(crate) fn train(
         if is_due(step + 1) {
             evaluations.push(evaluate(trainer, step + 1, bigram_entropy, show)?);
         }
+        if saves(step + 1) {
+            trainer.save(step + 1)?;
+        }
     }
+    trainer.finish_save()?;
     let mut trained = Trained { evaluations, problem: None, training };
     trained.problem = problem(trained.after().bits_per_byte, skipped, steps);
     Ok(trained)

@@ -32,6 +32,11 @@ pub(crate) fn is_output(folder: &Path) -> bool {
     folder.join(METRICS).is_file() || is_runs() == Some(true)
 }
 
+/// Where a run keeps its configuration.
+pub(crate) fn config_path(folder: &Path) -> PathBuf {
+    folder.join(CONFIG)
+}
+
 impl RunFolder {
     /// Makes the run's folder, new or empty, and writes the configuration in full.
     pub(crate) fn create(config: &Config) -> Result<Self, CliError> {

@@ -3,14 +3,22 @@
 //! Every method but the plain readers is a collective call: all ranks make the same calls in the
 //! same order.
 
+use std::ffi::OsStr;
+use std::path::Path;
+
 use oxizero::chain::{Chain, Recompute};
-use oxizero::{Engine, Sampler, Scope, StepOutcome};
+use oxizero::{
+    Engine, LoadOptions, RunFolder, Sampler, SaveOptions, Scope, StepOutcome, step_name,
+};
 use oxizero_burn::llama::{Sampling, Tokens, generate, init_param};
 use oxizero_burn::{Block, cpu, scalar};
 use oxizero_comm::Communicator;
+use oxizero_core::config::TrainConfig;
 use oxizero_core::{MemoryPlan, Numel, ParamId, Random, Rank};
 use oxizero_device::{View, ViewMut, kernels};
+use serde_json::json;
 
+use crate::checkpoints;
 use crate::data::{Batches, bits_per_byte, evaluation_batches};
 use crate::job::Job;
 use crate::plan::Plan;
@@ -39,6 +47,8 @@ pub(crate) struct Trainer<'a> {
     evaluation: Vec<Vec<&'a [u8]>>,
     data_parallel: MemoryPlan,
     numel: Numel,
+    /// The step that the run begins with.
+    first_step: usize,
 }
 
 /// One optimizer step.
@@ -52,8 +62,15 @@ pub(crate) struct Stepped {
 }
 
 impl<'a> Trainer<'a> {
-    /// Makes the model, with rank 0's initial weights on all ranks.
+    /// Makes the model, with rank 0's initial weights on all ranks, or those of the checkpoint that
+    /// the job goes on from.
     pub(crate) fn new(job: &'a Job, comm: Box<dyn Communicator>) -> Result<Self, RankError> {
+        let mut trainer = Self::initial(job, comm)?;
+        trainer.resume()?;
+        Ok(trainer)
+    }
+
+    fn initial(job: &'a Job, comm: Box<dyn Communicator>) -> Result<Self, RankError> {
         let config = &job.config;
         let (model, optimizer) = (setup::model(config)?, setup::optimizer(config));
         let optimizer = optimizer.map_err(oxizero::EngineError::from)?;
@@ -96,7 +113,42 @@ impl<'a> Trainer<'a> {
             ),
             data_parallel,
             numel,
+            first_step: 0,
         })
+    }
+
+    fn resume(&mut self) -> Result<(), RankError> {
+        let Some(folder) = &self.job.resume else { return Ok(()) };
+        let (parent, name) = (folder.parent(), folder.file_name().and_then(OsStr::to_str));
+        let run = RunFolder::new(parent.unwrap_or(Path::new(".")));
+        let loaded = self.engine.load(&run, name, LoadOptions::default())?;
+        let step = loaded.checkpoint.manifest().caller["step"].as_u64();
+        self.first_step = step.unwrap_or(self.engine.applied_steps()) as usize;
+        Ok(())
+    }
+
+    /// The step that the run begins with, counted from 0.
+    pub(crate) fn first_step(&self) -> usize {
+        self.first_step
+    }
+
+    /// Saves a checkpoint after so many steps, while training goes on.
+    pub(crate) fn save(&mut self, steps: usize) -> Result<(), RankError> {
+        let TrainConfig { keep_last, .. } = self.job.config.train;
+        let options = SaveOptions {
+            name: Some(step_name(steps as u64)),
+            keep_last: (keep_last > 0).then_some(keep_last),
+            caller: json!({"step": steps, "config": self.job.config.to_toml()}),
+            ..SaveOptions::default()
+        };
+        self.engine.save_in_background(&checkpoints::of_run(&self.job.folder), &options)?;
+        Ok(())
+    }
+
+    /// Waits until the last checkpoint is on the disk.
+    pub(crate) fn finish_save(&mut self) -> Result<(), RankError> {
+        self.engine.finish_save()?;
+        Ok(())
     }
 
     /// The engine, for its statistics.

@@ -92,7 +92,8 @@ impl Accumulation {
         let (interrupt, mut results) = (launch::interrupt()?, Results::default());
         for config in configs {
             let corpus = Corpus::load(config)?;
-            let job = Job { config: config.clone(), folder: folder.into(), json: false, corpus };
+            let (config, folder) = (config.clone(), folder.into());
+            let job = Job { config, folder, json: false, resume: None, corpus };
             self.train(job, &interrupt, &mut results)?;
         }
         show(&format!("\n{}", report::words(&results)))?;

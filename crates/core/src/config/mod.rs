@@ -18,7 +18,7 @@ pub use training::{
     DecayKind, OptimizerConfig, OptimizerKind, Recompute, ScheduleConfig, TrainConfig, ZeroConfig,
 };
 
-use crate::{ConfigError, DType, Precision};
+use crate::{ConfigError, DType, GlobalBatch, Precision};
 
 /// What to train, on what, and how.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -110,10 +110,16 @@ impl Config {
         Ok(())
     }
 
+    /// The sequences that all ranks train on in one optimizer step.
+    pub fn global_batch(&self) -> GlobalBatch {
+        let micro_batch = self.train.micro_batch_size;
+        let micro_batches = self.train.gradient_accumulation_steps * self.run.ranks;
+        GlobalBatch { samples: micro_batch * micro_batches, micro_batch }
+    }
+
     /// Tokens that all ranks train on in one optimizer step.
     pub fn tokens_per_step(&self) -> usize {
-        let micro_batch = self.train.micro_batch_size * self.model.context;
-        micro_batch * self.train.gradient_accumulation_steps * self.run.ranks
+        self.global_batch().samples * self.model.context
     }
 }
 
@@ -168,6 +174,8 @@ micro_batch_size = 5
 gradient_accumulation_steps = 7
 recompute = "always"
 eval_every = 6
+save_every = 7
+keep_last = 5
 eval_batches = 3
 seed = 8
 

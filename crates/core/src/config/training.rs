@@ -98,6 +98,10 @@ pub struct TrainConfig {
     pub eval_every: usize,
     /// Micro-batches of validation text that an evaluation reads.
     pub eval_batches: usize,
+    /// Steps between checkpoints, of which the last step has one too; 0 for none.
+    pub save_every: usize,
+    /// How many checkpoints are kept; 0 for all.
+    pub keep_last: usize,
     /// Seeds initial weights, the order of the data, the split and dropout.
     pub seed: u64,
 }
@@ -150,6 +154,8 @@ impl Default for TrainConfig {
             recompute: Recompute::Auto,
             eval_every: 0,
             eval_batches: 16,
+            save_every: 0,
+            keep_last: 2,
             seed: 0,
         }
     }
@@ -207,6 +213,8 @@ impl TrainConfig {
         check::count("train.gradient_accumulation_steps", window, 1..=1 << 16)?;
         check::count("train.eval_every", self.eval_every, 0..=check::COUNT_MAX)?;
         check::count("train.eval_batches", self.eval_batches, 1..=1 << 16)?;
+        check::count("train.save_every", self.save_every, 0..=check::COUNT_MAX)?;
+        check::count("train.keep_last", self.keep_last, 0..=check::COUNT_MAX)?;
         let allowed = format!("0 to {}", i64::MAX);
         check::that(i64::try_from(self.seed).is_ok(), "train.seed", self.seed, &allowed)
     }

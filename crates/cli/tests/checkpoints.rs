@@ -1,0 +1,92 @@
+//! Runs that stop and go on, and what is in their checkpoints.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic in its helpers too")]
+
+mod common;
+
+use std::fs;
+
+use common::Place;
+use serde_json::Value;
+
+/// The losses of a run's steps, from 1, and its final weights.
+fn run(place: &Place, name: &str, flags: &str) -> (Vec<(u64, Value)>, Vec<u8>) {
+    let events = place.events(&format!("train --json --run-folder {name} {flags}"));
+    let steps = events.iter().filter(|event| event["event"] == "step");
+    let losses = steps.map(|step| (step["step"].as_u64().unwrap(), step["loss"].clone()));
+    (losses.collect(), fs::read(place.path().join(name).join("model.safetensors")).unwrap())
+}
+
+#[test]
+fn a_run_that_goes_on_is_the_run_that_did_not_stop() {
+    let place = Place::new();
+    let config = "tiny.toml --ranks 2 --stage 2 --accumulation 3 --steps 6";
+    let straight = run(&place, "straight", &format!("{config} --save-every 2 --keep-last 0"));
+    let checkpoints = place.path().join("straight/checkpoints");
+    assert_eq!(fs::read_to_string(checkpoints.join("latest")).unwrap(), "step-000006\n");
+    for step in [2, 4] {
+        fs::write(checkpoints.join("latest"), format!("step-{step:06}\n")).unwrap();
+        for flags in ["", "--stage 0 --in-process", "--stage 3", "--stage 1 --save-every 1"] {
+            let name = format!("from {step} {flags}").replace([' ', '-'], "_");
+            let resumed = run(&place, &name, &format!("--resume straight {flags}"));
+            let same_order = !flags.contains("stage 0") && !flags.contains("stage 1");
+            assert_eq!(resumed.0[0].0, step + 1);
+            if same_order {
+                assert_eq!(resumed.0, straight.0[step as usize..], "{flags}");
+                assert!(resumed.1 == straight.1, "{flags}: weights differ");
+            }
+        }
+    }
+}
+
+#[test]
+fn other_ranks_keep_the_global_batch_or_are_refused() {
+    let place = Place::new();
+    run(&place, "six", "tiny.toml --ranks 6 --accumulation 1 --steps 2 --save-every 2");
+    let resumed = run(&place, "three", "--resume six --ranks 3 --steps 4");
+    assert_eq!(resumed.0.len(), 2);
+    let config = fs::read_to_string(place.path().join("three/config.toml")).unwrap();
+    assert!(config.contains("gradient_accumulation_steps = 2"), "{config}");
+    let refused = place.run("train --resume six --ranks 4 --steps 4");
+    assert_eq!(refused.status.code(), Some(2));
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(said.contains("3 or 6 ranks"), "{said}");
+}
+
+#[test]
+fn a_checkpoint_is_inspected_verified_and_converted() {
+    let place = Place::new();
+    let trained = run(&place, "run", "tiny.toml --ranks 3 --save-every 3");
+    let output = place.run("inspect run --verify");
+    let said = String::from_utf8(output.stdout).unwrap();
+    for words in
+        ["3 applied steps", "3 ranks", "AdamW", "model.embed_tokens.weight", "as they were"]
+    {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    let output = place.run("convert run --to safetensors out");
+    assert_eq!(output.stdout, b"out/model.safetensors\n");
+    let written = fs::read(place.path().join("out/model.safetensors")).unwrap();
+    let tensors = |text: &[u8]| {
+        let file = safetensors::SafeTensors::deserialize(text).unwrap();
+        let mut tensors: Vec<_> = file
+            .iter()
+            .map(|(name, tensor)| {
+                (name.to_owned(), tensor.shape().to_vec(), tensor.data().to_vec())
+            })
+            .collect();
+        tensors.sort();
+        tensors
+    };
+    assert!(tensors(&written) == tensors(&trained.1), "other weights than the run wrote");
+    let damaged = place.path().join("run/checkpoints/step-000003/pieces-00001.safetensors");
+    let mut bytes = fs::read(&damaged).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&damaged, bytes).unwrap();
+    let output = place.run("inspect run --verify");
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("pieces-00001.safetensors"), "{said}");
+    let output = place.run("inspect nothing");
+    assert_eq!(output.status.code(), Some(2));
+}
