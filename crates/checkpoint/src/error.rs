@@ -17,6 +17,14 @@ pub enum CheckpointError {
         /// The system's reason.
         why: String,
     },
+    /// The checkpoint is written, and can be loaded by its name; something after that failed.
+    #[error("the checkpoint `{checkpoint}` is written, but {problem}")]
+    Written {
+        /// Its folder.
+        checkpoint: String,
+        /// What was not done, and why.
+        problem: String,
+    },
     /// A folder without a checkpoint.
     #[error("there is no checkpoint in `{folder}`: {why}")]
     NoCheckpoint {
@@ -76,6 +84,11 @@ impl CheckpointError {
     pub(crate) fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.display().to_string();
         move |error| Self::Io { what, path, why: error.to_string() }
+    }
+
+    /// This error, after the checkpoint in the folder `target` was written.
+    pub(crate) fn after(self, target: &Path) -> Self {
+        Self::Written { checkpoint: target.display().to_string(), problem: self.to_string() }
     }
 
     pub(crate) fn file(path: &Path, problem: impl Into<String>) -> Self {

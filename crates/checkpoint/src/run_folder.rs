@@ -12,6 +12,8 @@ use crate::{CheckpointError, file};
 pub(crate) const LATEST: &str = "latest";
 /// Between a name and a number, of what is not whole yet, or not any more.
 pub(crate) const PARTIAL: &str = ".partial-";
+/// What follows it where a checkpoint is being removed, in place of a save's number.
+const REMOVED: &str = "removed";
 const STEP: &str = "step-";
 
 /// A folder of checkpoints.
@@ -43,7 +45,7 @@ impl RunFolder {
     pub fn begin(&self, name: &str, nonce: u64) -> Result<Staging, CheckpointError> {
         let staging = self.join(name, nonce)?;
         fs::create_dir_all(&self.path).map_err(CheckpointError::io("create", &self.path))?;
-        for left in self.names()?.iter().filter(|name| name.contains(PARTIAL)) {
+        for left in self.names()?.iter().filter(|name| is_left(name)) {
             remove(&self.path.join(left))?;
         }
         check_replaceable(&self.path.join(name))?;
@@ -96,17 +98,25 @@ impl RunFolder {
 
     /// Removes all but the `count` youngest checkpoints of steps, whose names are as [`step_name`]
     /// gives them; the latest stays, and so do others' names.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError::Written`], for the latest is there whatever could not be removed.
     pub fn keep_last(&self, count: usize) -> Result<(), CheckpointError> {
         let latest = self.latest()?;
+        self.remove_before(&latest, count).map_err(|error| error.after(&self.path.join(&latest)))
+    }
+
+    fn remove_before(&self, latest: &str, count: usize) -> Result<(), CheckpointError> {
         let is_step = |name: &String| {
             let digits = name.strip_prefix(STEP).unwrap_or_default();
             !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit())
         };
         let steps: Vec<_> = self.checkpoints()?.into_iter().filter(is_step).collect();
         let old = &steps[..steps.len().saturating_sub(count)];
-        for name in old.iter().filter(|name| **name != latest) {
+        for name in old.iter().filter(|name| *name != latest) {
             // What is half removed must not look whole.
-            let aside = self.path.join(format!("{name}{PARTIAL}removed"));
+            let aside = self.path.join(format!("{name}{PARTIAL}{REMOVED}"));
             let path = self.path.join(name);
             fs::rename(&path, &aside).map_err(CheckpointError::io("rename", &path))?;
             file::sync_folder(&self.path)?;
@@ -142,8 +152,33 @@ fn check_tag(name: &str) -> Result<(), CheckpointError> {
     Ok(())
 }
 
+/// Whether a save or a removal that was killed has left something of this name. What others keep
+/// in the folder is theirs.
+fn is_left(name: &str) -> bool {
+    let Some((tag, ending)) = name.rsplit_once(PARTIAL) else { return false };
+    let is_nonce = !ending.is_empty() && ending.bytes().all(|byte| byte.is_ascii_hexdigit());
+    (tag == LATEST || check_tag(tag).is_ok()) && (is_nonce || ending == REMOVED)
+}
+
 fn remove(path: &Path) -> Result<(), CheckpointError> {
     let is_folder = path.symlink_metadata().is_ok_and(|data| data.is_dir());
     let removed = if is_folder { fs::remove_dir_all(path) } else { fs::remove_file(path) };
     removed.map_err(CheckpointError::io("remove", path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_saves_leave_is_taken_for_it() {
+        for name in ["latest.partial-7f", "step-000012.partial-0", "best.partial-removed"] {
+            assert!(is_left(name), "{name}");
+        }
+        let others =
+            ["step-000012", ".hf.partial-123", "data.partial-old", "x.partial-", ".partial-1"];
+        for name in others {
+            assert!(!is_left(name), "{name}");
+        }
+    }
 }

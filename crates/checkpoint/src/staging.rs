@@ -115,7 +115,7 @@ impl Staging {
     /// the same name is replaced in one step.
     ///
     /// Returns its folder. Whatever happens before the last step, the latest checkpoint is the one
-    /// that it was.
+    /// that it was; with [`CheckpointError::Written`] the new one is there beside it.
     pub fn commit(
         &self,
         mut manifest: Manifest,
@@ -145,7 +145,7 @@ impl Staging {
         file::sync_folder(&folder)?;
         let target = self.target();
         self.rename(&folder, &target)?;
-        self.point_latest()?;
+        self.point_latest().map_err(|error| error.after(&target))?;
         Ok(target)
     }
 
@@ -167,7 +167,9 @@ impl Staging {
                 CheckpointError::Io { what: "replace", path: target.display().to_string(), why }
             })?;
             file::sync_folder(&self.run)?;
-            return fs::remove_dir_all(folder).map_err(CheckpointError::io("remove", folder));
+            // What is left of the replaced one, the next save removes.
+            let _ = fs::remove_dir_all(folder);
+            return Ok(());
         }
         fs::rename(folder, target).map_err(CheckpointError::io("rename", folder))?;
         file::sync_folder(&self.run)
