@@ -77,8 +77,8 @@ impl Engine {
     /// # Errors
     ///
     /// On every rank, if one of them cannot write ([`EngineError::Checkpoint`] there, and
-    /// [`EngineError::PeerRefused`] on the others). What was written is removed, unless the error is
-    /// [`CheckpointError::Written`](oxizero_checkpoint::CheckpointError::Written). With
+    /// [`EngineError::PeerRefused`] on the others). What was written is removed, unless the error
+    /// is [`CheckpointError::Written`](oxizero_checkpoint::CheckpointError::Written). With
     /// [`EngineError::InWindow`] between a backward and its step.
     pub fn save(&mut self, run: &RunFolder, options: &SaveOptions) -> Result<PathBuf, EngineError> {
         let begun = self.begin_save(run, options, "save")?;
