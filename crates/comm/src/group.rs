@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use oxizero_core::{Bytes, DType, Numel, ProcessGroup, Rank, WorldSize};
-use oxizero_device::kernels::{Combine, tree_sum};
+use oxizero_device::kernels::{Combine, tree_sum, tree_sum_in_place};
 use oxizero_device::{Buffer, Region, View, ViewMut};
 
 use crate::error::KnownTo;
@@ -28,9 +28,6 @@ struct Calls {
     count: u64,
     failure: Option<CommError>,
 }
-
-/// So much of an in-place sum is set aside at a time: it stays in the first-level cache.
-const SCRATCH: Bytes = Bytes(16 << 10);
 
 impl<T: Transport> Group<T> {
     pub(crate) fn new(transport: T) -> Self {
@@ -118,17 +115,14 @@ impl<T: Transport> Group<T> {
         Ok(op)
     }
 
-    /// Sums over `shard` of this rank's own contribution, which no other rank reads. What is about
-    /// to be overwritten is set aside, a piece at a time, as a sum may not write to its inputs.
+    /// Sums over `shard` of this rank's own contribution, which no other rank reads.
     fn sum_in_place(&self, own: &mut Region, shard: Range<usize>, dtype: DType, peers: &dyn Peers) {
-        let mut aside = Region::heap(Bytes(shard.len().min(SCRATCH.0)));
-        for start in shard.clone().step_by(SCRATCH.0) {
-            let piece = start..shard.end.min(start + SCRATCH.0);
-            aside.range_mut(0..piece.len()).copy_from_slice(&own.bytes()[piece.clone()]);
-            let before = View::of_bytes(&aside.bytes()[..piece.len()], dtype);
-            let inputs = self.inputs(before, peers, &piece);
-            tree_sum(&inputs, ViewMut::of_bytes(own.range_mut(piece), dtype), Combine::Assign);
-        }
+        let input = |rank| View::of_bytes(peers.bytes(rank, shard.clone()), dtype);
+        let (before, after): (Vec<_>, Vec<_>) = self.others().partition(|rank| *rank < self.rank());
+        let [before, after]: [Vec<_>; 2] =
+            [before, after].map(|ranks| ranks.into_iter().map(input).collect());
+        let target = ViewMut::of_bytes(own.range_mut(shard.clone()), dtype);
+        tree_sum_in_place(&before, target, &after);
     }
 
     /// Every rank's elements of `range`, in rank order.

@@ -26,9 +26,10 @@ use std::convert::Infallible;
 
 use oxizero_comm::CommError;
 use oxizero_core::{Numel, ProcessGroup, Rank};
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::sync::Arc;
 use shuttle::sync::atomic::AtomicUsize;
-use shuttle::thread;
+use shuttle::{Config, Runner, thread};
 
 use self::control::{Holders, Meeting};
 use self::operation::{Kind, Operation};
@@ -38,12 +39,17 @@ use self::word::{AtomicU64, SeqCst};
 /// Orders that are drawn at random, and as many that change the running thread only a few times.
 const ORDERS: usize = 400;
 const CHANGES: usize = 3;
+/// A meeting is made on the stack, and each of its words is larger in the model.
+const STACK_BYTES: usize = 1 << 20;
 
 fn check(model: impl Fn() + Send + Sync + 'static) {
     let model = Arc::new(model);
     let again = Arc::clone(&model);
-    shuttle::check_random(move || model(), ORDERS);
-    shuttle::check_pct(move || again(), ORDERS, CHANGES);
+    let mut config = Config::new();
+    config.stack_size = STACK_BYTES;
+    let random = RandomScheduler::new(ORDERS);
+    Runner::new(random, config.clone()).run(move || model());
+    Runner::new(PctScheduler::new(CHANGES, ORDERS), config).run(move || again());
 }
 
 fn run(ranks: Vec<Box<dyn FnOnce() + Send>>) {
