@@ -6,7 +6,7 @@ use oxizero_core::{Bytes, DType, ProcessGroup, Rank, WorldSize};
 use oxizero_device::kernels::Combine;
 use oxizero_device::{Buffer, Region, View};
 
-use crate::{CommError, Handle, PeerViews, one_by_one, peer_views};
+use crate::{CommError, Handle, PeerViews, Queue, one_by_one, peer_views};
 
 /// Moves flat buffers between the ranks of one process group.
 ///
@@ -126,6 +126,12 @@ pub trait Communicator: Send + Sync {
 
     /// What there is of shared memory; nothing where `alloc` gives heap memory.
     fn allocated(&self) -> Allocated;
+
+    /// The way to the thread that operations run on; `None` where they run on the thread that
+    /// issues them, and are complete when their handle is returned. See [`issue`](crate::issue).
+    fn queue(&self) -> Option<&Queue> {
+        None
+    }
 }
 
 /// This rank's part of what ranks hold parts of, not necessarily equal ones.

@@ -320,9 +320,7 @@ impl<T: Transport> Communicator for Group<T> {
     }
 
     fn broadcast(&self, mut buffer: Buffer, root: Rank) -> Result<Handle<Buffer>, CommError> {
-        if root.0 >= self.world_size().get() {
-            return Err(misuse("broadcast", format!("no rank {root} of {}", self.world_size())));
-        }
+        check_root(root, self.world_size())?;
         let (dtype, numel) = (buffer.dtype(), buffer.numel());
         let deed = |operation: &Operation| {
             let all = 0..buffer.len().0;
@@ -468,6 +466,13 @@ pub(crate) fn check_shards(
     }
     let problem = format!("{numel} elements do not fall into {world_size} equal shards; pad them");
     Err(misuse(operation, problem))
+}
+
+pub(crate) fn check_root(root: Rank, world_size: WorldSize) -> Result<(), CommError> {
+    if root.0 >= world_size.get() {
+        return Err(misuse("broadcast", format!("no rank {root} of {world_size}")));
+    }
+    Ok(())
 }
 
 pub(crate) fn misuse(operation: &'static str, problem: String) -> CommError {

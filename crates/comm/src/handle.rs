@@ -1,22 +1,38 @@
 //! Work in flight.
 
 use crate::CommError;
+use crate::queue::Pending;
 
-/// An operation that was issued; it owns its buffers until it is waited for.
+/// An operation that was issued; it owns its buffers until it is waited for. One that nobody waits
+/// for runs all the same, and its buffers go with it.
 #[derive(Debug)]
 #[must_use = "an operation is complete only when it was waited for"]
 pub struct Handle<T> {
-    done: Result<T, CommError>,
+    state: State<T>,
+}
+
+#[derive(Debug)]
+enum State<T> {
+    Done(Result<T, CommError>),
+    Pending(Pending<T>),
 }
 
 impl<T> Handle<T> {
     /// An operation that ran to its end when it was issued.
     pub fn done(result: Result<T, CommError>) -> Self {
-        Self { done: result }
+        Self { state: State::Done(result) }
+    }
+
+    /// An operation that runs in its turn, on another thread.
+    pub(crate) fn pending(pending: Pending<T>) -> Self {
+        Self { state: State::Pending(pending) }
     }
 
     /// Waits for the operation, and takes its buffers back.
     pub fn wait(self) -> Result<T, CommError> {
-        self.done
+        match self.state {
+            State::Done(result) => result,
+            State::Pending(pending) => pending.wait(),
+        }
     }
 }

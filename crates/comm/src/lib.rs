@@ -13,7 +13,9 @@ mod handle;
 pub mod library;
 mod one_by_one;
 mod operation;
+mod overlapped;
 mod peer_views;
+mod queue;
 mod redistribute;
 pub mod shm;
 pub mod threads;
@@ -23,7 +25,9 @@ mod waits;
 pub use communicator::{Allocated, Communicator, OwnShard, ReduceScatter, ReduceTarget, Traffic};
 pub use error::CommError;
 pub use handle::Handle;
+pub use overlapped::{has_spare_processors, overlapped};
 pub use peer_views::PeerViews;
+pub use queue::{Queue, issue};
 pub use redistribute::redistribute;
 
 /// How long a rank waits for another by default. Long, since rank 0 may evaluate alone.

@@ -119,9 +119,6 @@ struct Process {
     interrupted: fn() -> bool,
 }
 
-/// Why a rank gives up that is interrupted.
-const INTERRUPTED: &str = "it was interrupted";
-
 /// About a tenth of a millisecond: longer than ranks that run are apart, and short where others
 /// want the processor (20 times as many made barriers on a loaded machine 10 times slower).
 const SPINS: u32 = 2_000;

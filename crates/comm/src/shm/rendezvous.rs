@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use oxizero_core::{Rank, WorldSize};
 use rustix::io::Errno;
 
-use super::{INTERRUPTED, Options, Replicas, memory, socket};
+use super::{Options, Replicas, memory, socket};
 use crate::CommError;
+use crate::queue::INTERRUPTED;
 use crate::waits::{LOOK_EVERY, list};
 
 /// Another process of the world.

@@ -9,13 +9,16 @@ mod library;
 mod many;
 mod meshes;
 mod one_by_one;
+mod overlap;
 mod processes;
 mod views;
 
 use std::time::Duration;
 
-use oxizero_comm::{CommError, Communicator, threads};
+use oxizero_comm::{CommError, Communicator, overlapped, threads};
 use oxizero_core::{Rank, WorldSize};
+
+use self::processes::{Setting, run_in_every_world};
 
 /// What one rank does in a test; it fails by a panic.
 type Case = fn(Box<dyn Communicator>);
@@ -30,15 +33,20 @@ macro_rules! conformance {
         mod on_threads {
             $(#[test] fn $name() { super::in_threads(super::$module::$name); })*
         }
+        mod on_threads_overlapped {
+            $(#[test] fn $name() { super::in_threads_overlapped(super::$module::$name); })*
+        }
         mod on_processes {
-            use super::processes::run_in_every_world;
-            use oxizero_comm::shm::Replicas;
-            $(#[test] fn $name() { run_in_every_world(stringify!($name), Replicas::Shared); })*
+            use super::processes::{Setting, run_in_every_world};
+            $(#[test] fn $name() { run_in_every_world(stringify!($name), Setting::Shared); })*
+        }
+        mod on_processes_overlapped {
+            use super::processes::{Setting, run_in_every_world};
+            $(#[test] fn $name() { run_in_every_world(stringify!($name), Setting::Overlapped); })*
         }
         mod on_processes_with_private_replicas {
-            use super::processes::run_in_every_world;
-            use oxizero_comm::shm::Replicas;
-            $(#[test] fn $name() { run_in_every_world(stringify!($name), Replicas::Private); })*
+            use super::processes::{Setting, run_in_every_world};
+            $(#[test] fn $name() { run_in_every_world(stringify!($name), Setting::Private); })*
         }
         /// What a process of a test's world may be asked to do.
         const CASES: &[(&str, Case)] = &[$((stringify!($name), $module::$name)),*];
@@ -78,7 +86,28 @@ conformance! {
     deadlocks::a_split_that_a_rank_does_not_come_to_ends_all,
     deadlocks::a_slow_rank_is_waited_for,
     deadlocks::one_order_of_many_groups_is_no_deadlock,
-    deadlocks::two_threads_may_wait_crosswise,
+}
+
+/// Where each operation runs on the thread that asks for it: elsewhere all are in one order.
+#[test]
+fn two_threads_may_wait_crosswise() {
+    in_threads(deadlocks::two_threads_may_wait_crosswise);
+}
+
+#[test]
+fn two_threads_of_processes_may_wait_crosswise() {
+    run_in_every_world("two_threads_may_wait_crosswise", Setting::Shared);
+}
+
+fn in_threads_overlapped(case: Case) {
+    for size in WORLDS {
+        let world = threads::group_with_deadline(WorldSize::new(size).unwrap(), DEADLINE);
+        std::thread::scope(|scope| {
+            for comm in world {
+                scope.spawn(move || case(overlapped(comm, || false).unwrap()));
+            }
+        });
+    }
 }
 
 macro_rules! on_a_library {

@@ -5,7 +5,7 @@ use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use oxizero_comm::shm::{self, Replicas};
-use oxizero_comm::{CommError, Communicator};
+use oxizero_comm::{CommError, Communicator, overlapped};
 use oxizero_core::{Bytes, DType, Numel, ProcessGroup, Rank, WorldSize};
 use oxizero_device::Buffer;
 use rustix::process::{Pid, Signal};
@@ -22,6 +22,7 @@ const ROLES: &[(&str, Case)] = &[
     ("wait_for_a_reader", views::wait_for_a_reader),
     ("time_out_on_a_reader", views::time_out_on_a_reader),
     ("drop_what_others_read", views::drop_what_others_read),
+    ("two_threads_may_wait_crosswise", deadlocks::two_threads_may_wait_crosswise),
     ("take_turns", take_turns),
     ("give_memory_back", give_memory_back),
     ("use_kept_blocks", use_kept_blocks),
@@ -43,18 +44,32 @@ fn process_of_a_world() {
     let socket = std::env::var("OXIZERO_TEST_SOCKET").unwrap();
     let options = shm::Options {
         deadline: Duration::from_millis(number("OXIZERO_TEST_DEADLINE_MS")),
-        replicas: match std::env::var_os(PRIVATE_REPLICAS) {
-            Some(_) => Replicas::Private,
-            None => Replicas::Shared,
+        replicas: match is_set(Setting::Private) {
+            true => Replicas::Private,
+            false => Replicas::Shared,
         },
         ..shm::Options::new(rank, world_size, socket)
     };
     let (_, case) = CASES.iter().chain(ROLES).find(|(name, _)| *name == case).unwrap();
-    case(shm::connect(options).unwrap());
+    let comm = shm::connect(options).unwrap();
+    case(if is_set(Setting::Overlapped) { overlapped(comm, || false).unwrap() } else { comm });
 }
 
-/// Set in processes whose replicas are their own.
-const PRIVATE_REPLICAS: &str = "OXIZERO_TEST_PRIVATE_REPLICAS";
+/// What the processes of a world are started with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Setting {
+    Shared,
+    /// Replicas are each process's own.
+    Private,
+    /// Operations run on a thread of their own.
+    Overlapped,
+}
+
+const SETTING: &str = "OXIZERO_TEST_SETTING";
+
+fn is_set(setting: Setting) -> bool {
+    std::env::var(SETTING).unwrap() == format!("{setting:?}")
+}
 
 /// The processes of one world. Those that still run are killed with it.
 pub(crate) struct World {
@@ -66,12 +81,11 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn start(case: &str, size: usize, deadline: Duration) -> Self {
-        Self::start_with(Replicas::Shared, case, size, deadline)
+        Self::start_with(Setting::Shared, case, size, deadline)
     }
 
-    fn start_with(replicas: Replicas, case: &str, size: usize, deadline: Duration) -> Self {
+    fn start_with(setting: Setting, case: &str, size: usize, deadline: Duration) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let is_private = (replicas == Replicas::Private).then_some((PRIVATE_REPLICAS, ""));
         let start = |rank: usize| {
             Command::new(std::env::current_exe().unwrap())
                 .args(["processes::process_of_a_world", "--exact", "--nocapture"])
@@ -81,7 +95,7 @@ impl World {
                 .current_dir(folder.path())
                 .env("OXIZERO_TEST_SOCKET", folder.path().join("name"))
                 .env("OXIZERO_TEST_DEADLINE_MS", deadline.as_millis().to_string())
-                .envs(is_private)
+                .env(SETTING, format!("{setting:?}"))
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped())
                 .spawn()
@@ -146,9 +160,9 @@ fn shared_files() -> Vec<String> {
     names.filter(|name| name.contains("oxizero")).collect()
 }
 
-pub(crate) fn run_in_every_world(case: &str, replicas: Replicas) {
+pub(crate) fn run_in_every_world(case: &str, setting: Setting) {
     for size in WORLDS {
-        World::start_with(replicas, case, size, DEADLINE).finish(None);
+        World::start_with(setting, case, size, DEADLINE).finish(None);
     }
 }
 
@@ -384,7 +398,7 @@ fn keep_replicas_apart(comm: Box<dyn Communicator>) {
 
 #[test]
 fn private_replicas_are_each_ranks_own() {
-    World::start_with(Replicas::Private, "keep_replicas_apart", 2, DEADLINE).finish(None);
+    World::start_with(Setting::Private, "keep_replicas_apart", 2, DEADLINE).finish(None);
 }
 
 /// The others learn at once what failed on one rank alone.
