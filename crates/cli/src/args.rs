@@ -65,6 +65,10 @@ pub(crate) struct TrainArguments {
     /// are accumulated so that the global batch stays. The run's configuration, if none is given.
     #[arg(long, value_name = "RUN")]
     pub(crate) resume: Option<PathBuf>,
+    /// Write what each rank does, and when, for Perfetto or Chrome's tracing page; of several
+    /// ranks, rank 2's is FILE with a 2 before its extension.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
 }
 
 /// The configuration and what overrides it.

@@ -19,6 +19,8 @@ pub(crate) struct Job {
     pub(crate) json: bool,
     /// The folder of the checkpoint to go on from, if there is one.
     pub(crate) resume: Option<PathBuf>,
+    /// Where what each rank does is to be written, if anywhere.
+    pub(crate) trace: Option<PathBuf>,
     /// The text, longer than a sequence on both sides of the split.
     pub(crate) corpus: Corpus,
 }
@@ -30,6 +32,7 @@ struct Header {
     folder: PathBuf,
     json: bool,
     resume: Option<PathBuf>,
+    trace: Option<PathBuf>,
     description: String,
     train_bytes: usize,
     validation_bytes: usize,
@@ -44,6 +47,7 @@ impl Job {
             folder: self.folder.clone(),
             json: self.json,
             resume: self.resume.clone(),
+            trace: self.trace.clone(),
             description: self.corpus.description.clone(),
             train_bytes: self.corpus.train.len(),
             validation_bytes: self.corpus.validation.len(),
@@ -66,8 +70,8 @@ impl Job {
             validation: read(from, header.validation_bytes as u64)?,
             description: header.description,
         };
-        let Header { folder, json, resume, .. } = header;
-        Ok(Self { config, folder, json, resume, corpus })
+        let Header { folder, json, resume, trace, .. } = header;
+        Ok(Self { config, folder, json, resume, trace, corpus })
     }
 }
 
@@ -94,7 +98,9 @@ mod tests {
         };
         let folder = PathBuf::from("runs/a b");
         let resume = Some("runs/1/checkpoints/step-7".into());
-        let job = Job { config: Config::default(), folder, json: true, resume, corpus };
+        let trace = Some("t.json".into());
+        let config = Config::default();
+        let job = Job { config, folder, json: true, resume, trace, corpus };
         let mut sent = Vec::new();
         job.send(&mut sent).unwrap();
         assert_eq!(Job::receive(&mut sent.as_slice()).unwrap(), job);

@@ -89,7 +89,8 @@ fn train(arguments: &TrainArguments) -> Result<(), CliError> {
     let corpus = Corpus::load(&config)?;
     let run_folder = RunFolder::create(&config)?;
     let folder = run_folder.path().to_path_buf();
-    let job = Job { config, folder, json: arguments.json, resume, corpus };
+    let (json, trace) = (arguments.json, arguments.trace.clone());
+    let job = Job { config, folder, json, resume, trace, corpus };
     let done = launch::run(Work::Train(Box::new(job)));
     if let Err(CliError::Interrupted { .. }) = done {
         return Err(CliError::Interrupted { left: run_folder.interrupted() });

@@ -81,6 +81,7 @@ impl Plan<'_> {
             state_count: self.state_count,
             shares_replicas,
             scratch: Bytes(0),
+            overlap: setup::overlap(self.config),
             buckets: &buckets,
             order: &order,
         };

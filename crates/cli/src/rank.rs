@@ -1,11 +1,12 @@
 //! One rank's training, from the first evaluation to the report.
 
 use std::io;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use oxizero::{EngineError, Hop, SkipReason, StepOutcome};
+use oxizero::{Backend, EngineError, Hop, Observer, Overlap, SkipReason, StepOutcome, Trace};
 use oxizero_burn::BurnError;
-use oxizero_comm::{CommError, Communicator};
+use oxizero_comm::{CommError, Communicator, overlapped};
 use oxizero_core::Rank;
 use oxizero_core::config::{Launch, TrainConfig};
 
@@ -72,7 +73,9 @@ impl RankError {
 /// Trains `job` as one rank of `comm`; rank 0 shows and writes what happens.
 pub(crate) fn run(job: &Job, comm: Box<dyn Communicator>) -> Result<(), RankError> {
     let mut output = Output::new(job, comm.rank())?;
-    let mut trainer = Trainer::new(job, comm)?;
+    let trace = job.trace.as_ref().map(|path| Trace::create(path, comm.rank(), comm.world_size()));
+    let trace = trace.transpose()?.map(Arc::new);
+    let mut trainer = Trainer::new(job, backend(job, comm, trace.clone())?)?;
     let entropy = bigram_entropy(&job.corpus.validation);
     output.show(|| start(job, &trainer, entropy))?;
     let trained = train(job, &mut trainer, entropy, &mut |event| output.show(|| event))?;
@@ -84,9 +87,27 @@ pub(crate) fn run(job: &Job, comm: Box<dyn Communicator>) -> Result<(), RankErro
             save_model(&job.folder, &weights)?;
         }
     }
+    if let Some(trace) = trace {
+        trace.finish()?;
+    }
     let problem = trained.problem.clone();
     output.show(|| Event::End(Box::new(report(job, &trainer, trained, sample))))?;
     problem.map_or(Ok(()), |problem| Err(RankError::Fruitless(problem)))
+}
+
+/// What the engine runs on.
+fn backend(
+    job: &Job,
+    comm: Box<dyn Communicator>,
+    trace: Option<Arc<Trace>>,
+) -> Result<Backend, CommError> {
+    let communicator = match setup::overlap(&job.config) {
+        Overlap::Off => comm,
+        // Ctrl-C is the command's.
+        Overlap::On => overlapped(comm, || false)?,
+    };
+    let observer = trace.map(|trace| trace as Arc<dyn Observer>);
+    Ok(Backend { observer, ..Backend::host(communicator) })
 }
 
 /// What training came to.

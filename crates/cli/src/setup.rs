@@ -4,8 +4,9 @@ use oxizero::chain::Recompute;
 use oxizero::{EngineOptions, GroupOptions, OptimizerSetup};
 use oxizero_burn::llama::{self, Tokens};
 use oxizero_burn::{BurnError, Model, cpu};
+use oxizero_comm::has_spare_processors;
 use oxizero_core::config::{self, Compute, DecayKind, OptimizerKind};
-use oxizero_core::{Config, DType, Placement};
+use oxizero_core::{Config, DType, Overlap, Placement, WorldSize};
 use oxizero_optim::{
     Adagrad, AdagradOptions, Adam, AdamW, Decay, Lion, LionOptions, LrSchedule, MomentOptions,
     Momentum, OptimError, Optimizer, Sgd,
@@ -33,6 +34,15 @@ pub(crate) fn engine_options(config: &Config) -> EngineOptions {
         accumulation: config.train.gradient_accumulation_steps,
         clip_norm: (clip_norm > 0.0).then_some(clip_norm),
         ..EngineOptions::new(config.zero.stage, config.precision)
+    }
+}
+
+/// Where collectives of the configuration's ranks run, which are all on this machine.
+pub(crate) fn overlap(config: &Config) -> Overlap {
+    let ranks = WorldSize::new(config.run.ranks).expect("a validated configuration has ranks");
+    match config.zero.overlap.unwrap_or_else(|| has_spare_processors(ranks)) {
+        true => Overlap::On,
+        false => Overlap::Off,
     }
 }
 

@@ -8,11 +8,10 @@ use std::path::Path;
 
 use oxizero::chain::{Chain, Recompute};
 use oxizero::{
-    Engine, LoadOptions, RunFolder, Sampler, SaveOptions, Scope, StepOutcome, step_name,
+    Backend, Engine, LoadOptions, RunFolder, Sampler, SaveOptions, Scope, StepOutcome, step_name,
 };
 use oxizero_burn::llama::{Sampling, Tokens, generate, init_param};
 use oxizero_burn::{Block, cpu, scalar};
-use oxizero_comm::Communicator;
 use oxizero_core::config::TrainConfig;
 use oxizero_core::{MemoryPlan, Numel, ParamId, Random, Rank};
 use oxizero_device::{View, ViewMut, kernels};
@@ -64,13 +63,13 @@ pub(crate) struct Stepped {
 impl<'a> Trainer<'a> {
     /// Makes the model, with rank 0's initial weights on all ranks, or those of the checkpoint that
     /// the job goes on from.
-    pub(crate) fn new(job: &'a Job, comm: Box<dyn Communicator>) -> Result<Self, RankError> {
-        let mut trainer = Self::initial(job, comm)?;
+    pub(crate) fn new(job: &'a Job, backend: Backend) -> Result<Self, RankError> {
+        let mut trainer = Self::initial(job, backend)?;
         trainer.resume()?;
         Ok(trainer)
     }
 
-    fn initial(job: &'a Job, comm: Box<dyn Communicator>) -> Result<Self, RankError> {
+    fn initial(job: &'a Job, backend: Backend) -> Result<Self, RankError> {
         let config = &job.config;
         let (model, optimizer) = (setup::model(config)?, setup::optimizer(config));
         let optimizer = optimizer.map_err(oxizero::EngineError::from)?;
@@ -81,12 +80,13 @@ impl<'a> Trainer<'a> {
         let (specs, chain) = model.into_chain();
         let seed = Random::for_path(config.train.seed, &[INITIAL]).next_u64();
         let names: Vec<String> = specs.iter().map(|spec| spec.name.clone()).collect();
-        let mut initial = |param: ParamId, values: &mut [f32]| {
-            init_param(&config.model, &names[param.0], seed, values);
+        let mut initial = |param: ParamId, weights: ViewMut<'_>| match weights {
+            ViewMut::F32(values) => init_param(&config.model, &names[param.0], seed, values),
+            other => unreachable!("the host's f32 weights are {:?}", other.as_view()),
         };
-        let world_size = comm.world_size();
-        let options = setup::engine_options(config);
-        let engine = Engine::new(specs, chain.order(), options, optimizer, comm, &mut initial)?;
+        let world_size = backend.communicator.world_size();
+        let (order, options) = (chain.order(), setup::engine_options(config));
+        let engine = Engine::on_backend(specs, order, options, optimizer, backend, &mut initial)?;
         let train = &config.train;
         let micro_batch_size = train.micro_batch_size;
         Ok(Self {

@@ -10,7 +10,9 @@ use crate::group::{
     check_gather_into, check_gather_many, check_reduce_scatter, check_root, check_shards,
 };
 use crate::queue::Queue;
-use crate::{Allocated, CommError, Communicator, Handle, OwnShard, ReduceScatter, Traffic};
+use crate::{
+    Allocated, CommError, Communicator, Handle, OwnShard, PeerViews, ReduceScatter, Traffic,
+};
 
 /// Runs the operations of `comm`, and of every group that is split from it, on one thread of their
 /// own, in the order in which they are issued. Handles are pending, and waiting for one blocks.
@@ -62,12 +64,20 @@ impl Communicator for Overlapped {
         self.inner().alloc(bytes)
     }
 
+    fn alloc_scratch(&self, bytes: Bytes) -> Result<Region, CommError> {
+        self.inner().alloc_scratch(bytes)
+    }
+
     fn alloc_replica(&self, bytes: Bytes) -> Result<Region, CommError> {
         self.queue.issue(move |comm| comm.alloc_replica(bytes)).wait()
     }
 
     fn shares_replicas(&self) -> bool {
         self.inner().shares_replicas()
+    }
+
+    fn scratch(&self) -> Bytes {
+        self.inner().scratch()
     }
 
     fn reduce_scatter(&self, op: ReduceScatter) -> Result<Handle<ReduceScatter>, CommError> {
@@ -116,9 +126,9 @@ impl Communicator for Overlapped {
         Ok(self.queue.issue(move |comm| comm.broadcast(buffer, root)?.wait()))
     }
 
-    fn exchange(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
-        let bytes = bytes.to_vec();
-        self.queue.issue(move |comm| comm.exchange(&bytes)).wait()
+    fn exchange(&self, label: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
+        let (label, bytes) = (label.to_owned(), bytes.to_vec());
+        self.queue.issue(move |comm| comm.exchange(&label, &bytes)).wait()
     }
 
     fn barrier(&self) -> Result<(), CommError> {

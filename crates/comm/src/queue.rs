@@ -1,6 +1,7 @@
 //! The order in which a rank's operations run where they run on a thread of their own.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -34,6 +35,17 @@ pub(crate) struct Pending<T> {
     interrupted: fn() -> bool,
 }
 
+thread_local! {
+    /// Whether this is a rank's communication thread.
+    static IS_ONE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Asks `interrupted`, but on a communication thread: there signals are not handled, and whoever
+/// waits for it asks.
+pub(crate) fn is_interrupted(interrupted: fn() -> bool) -> bool {
+    !IS_ONE.get() && interrupted()
+}
+
 /// Runs `deed`, which may make several operations of `comm`, after everything that was issued
 /// before: on the communication thread where there is [one](Communicator::queue), else at once.
 ///
@@ -58,7 +70,10 @@ impl Queue {
         let (jobs, issued) = channel::<Job>();
         let running = thread::Builder::new()
             .name("oxizero-comm".to_owned())
-            .spawn(move || issued.into_iter().for_each(|job| job()))
+            .spawn(move || {
+                IS_ONE.set(true);
+                issued.into_iter().for_each(|job| job());
+            })
             .map_err(|error| CommError::System { operation: THREAD, why: error.to_string() })?;
         let (jobs, running) = (Some(jobs), Some(running));
         Ok(Self { inner, thread: Arc::new(Thread { jobs, running, interrupted }) })

@@ -131,7 +131,7 @@ impl fmt::Display for GradientPath {
 mod tests {
     use super::*;
     use crate::{
-        Along, Batches, Bucketing, Bytes, MeshAxis, ParamSpec, Precision, Stage, UnitId,
+        Along, Batches, Bucketing, Bytes, MeshAxis, Overlap, ParamSpec, Precision, Stage, UnitId,
         assign_buckets,
     };
 
@@ -159,6 +159,7 @@ mod tests {
             state_count: 2,
             shares_replicas: false,
             scratch: Bytes(0),
+            overlap: Overlap::Off,
             buckets: &buckets,
             order: &[UnitId(0)],
         };

@@ -38,7 +38,7 @@ pub use mesh::{Along, Axes, Batches, Mesh, MeshAxis, Sharing};
 pub use param::{OptimGroup, ParamId, ParamSpec, UnitId};
 pub use parts::{Part, Run};
 pub use placement::{Placement, Stage, Transition};
-pub use plan::{MemoryPlan, PlanInput, RoleBytes, model_is_master};
+pub use plan::{MemoryPlan, Overlap, PlanInput, RoleBytes, model_is_master};
 pub use random::Random;
 pub use schedule::{Action, Event, Schedule};
 pub use units::{Bytes, Numel, ProcessGroup, Rank, WorldSize};

@@ -91,6 +91,17 @@ impl Sub for RoleBytes {
     }
 }
 
+/// Where collectives run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Overlap {
+    /// Where they are asked for, which waits for them.
+    #[default]
+    Off,
+    /// Beside it: the gradients of one bucket are on their way while those of the next are
+    /// collected.
+    On,
+}
+
 /// What a plan depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct PlanInput<'a> {
@@ -106,6 +117,8 @@ pub struct PlanInput<'a> {
     pub shares_replicas: bool,
     /// The most that a reduce-scatter takes beside its operands, and never more than these.
     pub scratch: Bytes,
+    /// Where collectives run.
+    pub overlap: Overlap,
     /// The buckets.
     pub buckets: &'a [BucketSpec],
     /// The order in which forward uses the units.
@@ -150,6 +163,7 @@ impl MemoryPlan {
             buckets_of: &buckets_of,
             uses_left: uses.clone(),
             uses,
+            in_flight: Bytes(0),
         };
         walk.window();
         Self { rest, peak: walk.peak, peak_total: walk.peak_total }
@@ -195,26 +209,37 @@ struct Walk<'a> {
     uses: Vec<usize>,
     /// By bucket: uses of its units in backward that are still to come.
     uses_left: Vec<usize>,
+    /// Of `live.partial`: what a reduction takes that may not have ended.
+    in_flight: Bytes,
 }
 
 impl Walk<'_> {
     fn window(&mut self) {
         let input = self.input;
         let mut schedule = Schedule::new(input.stage, input.buckets, input.order.to_vec());
+        // What one micro-batch has in flight at its end meets the next one's forward.
+        for _ in 0..input.accumulation.min(2) {
+            self.micro_batch(&mut schedule);
+        }
+        self.on(&mut schedule, Event::Boundary);
+    }
+
+    fn micro_batch(&mut self, schedule: &mut Schedule) {
+        let input = self.input;
         for unit in input.order {
-            self.on(&mut schedule, Event::PreForward(*unit));
-            self.on(&mut schedule, Event::PostForward(*unit));
+            self.on(schedule, Event::PreForward(*unit));
+            self.on(schedule, Event::PostForward(*unit));
         }
         for unit in input.order.iter().rev() {
-            self.on(&mut schedule, Event::PreBackward(*unit));
-            self.gradients_of(*unit, &mut schedule);
-            self.on(&mut schedule, Event::PostBackward(*unit));
+            self.on(schedule, Event::PreBackward(*unit));
+            self.gradients_of(*unit, schedule);
+            self.on(schedule, Event::PostBackward(*unit));
         }
         if input.order.is_empty() {
             self.gradients_in_any_order();
         }
-        self.on(&mut schedule, Event::BackwardEnd);
-        self.on(&mut schedule, Event::Boundary);
+        self.on(schedule, Event::BackwardEnd);
+        self.uses_left.clone_from(&self.uses);
     }
 
     /// Without an order the last bucket's gradients may come last, and all others wait for them.
@@ -256,20 +281,28 @@ impl Walk<'_> {
     }
 
     fn reduce(&mut self, id: BucketId) {
+        self.land();
         let bucket = &self.input.buckets[id.0];
         let adds = self.input.stage.grads() == Placement::Partial;
         let wire = self.precision(bucket).wire(if adds { self.input.accumulation } else { 1 });
         let (collected, sent) = (self.partial(bucket), full(bucket, wire));
-        let is_cast = self.collected(bucket) != wire;
-        if is_cast {
-            self.live.partial += sent;
-            self.note();
-            self.live.partial = self.live.partial - collected;
-        }
         let scratch = self.scratch(bucket, sent);
-        self.live.partial += scratch;
+        let most = match self.collected(bucket) == wire {
+            true => collected + scratch,
+            // What was cast is let go before the rest is reduced.
+            false => sent + collected.max(scratch),
+        };
+        self.live.partial = self.live.partial + most - collected;
         self.note();
-        self.live.partial = self.live.partial - scratch - if is_cast { sent } else { collected };
+        self.in_flight = most;
+        if self.input.overlap == Overlap::Off {
+            self.land();
+        }
+    }
+
+    /// The reduction that is in flight ends: there is at most one.
+    fn land(&mut self) {
+        self.live.partial = self.live.partial - std::mem::take(&mut self.in_flight);
     }
 
     /// What a reduce-scatter of so many bytes takes beside them.
@@ -315,11 +348,11 @@ mod tests {
 
     /// Three units of 64 bf16 elements each; the first is used again by the head.
     fn plan(stage: Stage, world_size: usize, order: &[usize], accumulation: usize) -> MemoryPlan {
-        plan_with(Bytes(0), stage, (world_size, order, accumulation))
+        planned((Bytes(0), Overlap::Off), stage, (world_size, order, accumulation))
     }
 
-    fn plan_with(
-        scratch: Bytes,
+    fn planned(
+        (scratch, overlap): (Bytes, Overlap),
         stage: Stage,
         (world_size, order, accumulation): (usize, &[usize], usize),
     ) -> MemoryPlan {
@@ -338,6 +371,7 @@ mod tests {
             state_count: 2,
             shares_replicas: true,
             scratch,
+            overlap,
             buckets: &buckets,
             order: &order,
         })
@@ -346,7 +380,8 @@ mod tests {
     #[test]
     fn what_a_reduction_takes_beside_its_operands_is_counted() {
         let partial = |scratch, stage, ranks, accumulation| {
-            plan_with(Bytes(scratch), stage, (ranks, &[0, 1, 2], accumulation)).peak.partial
+            let asked = (Bytes(scratch), Overlap::Off);
+            planned(asked, stage, (ranks, &[0, 1, 2], accumulation)).peak.partial
         };
         assert_eq!(partial(1000, Stage::Zero2, 2, 1), Bytes(128 + 128));
         assert_eq!(partial(100, Stage::Zero2, 2, 1), Bytes(128 + 100));
@@ -391,6 +426,18 @@ mod tests {
         let peak = plan(Stage::Zero2, 2, &[0, 1, 2, 0], 1).peak;
         assert_eq!(peak.partial, Bytes(256 + 128));
         assert_eq!(peak.gathered, Bytes(0));
+    }
+
+    /// A tied unit is collected in f32 beside one that is collected and one that is on its way.
+    #[test]
+    fn overlap_holds_one_reduction_beside_what_is_collected() {
+        let asked = (Bytes(0), Overlap::On);
+        let on = |stage, order: &[usize], n| planned(asked, stage, (2, order, n)).peak;
+        for accumulation in [1, 3] {
+            assert_eq!(on(Stage::Zero2, &[0, 1, 2], accumulation).partial, Bytes(2 * 128));
+        }
+        assert_eq!(on(Stage::Zero2, &[0, 1, 2, 0], 1).partial, Bytes(256 + 2 * 128));
+        assert_eq!(on(Stage::Zero1, &[0, 1, 2], 1).partial, Bytes(128));
     }
 
     #[test]

@@ -142,7 +142,7 @@ impl Engine {
             norm.add(piece.measured, &mut parts[piece.param.0]);
         }
         let bytes: Vec<u8> = parts.iter().flat_map(|part| part.to_le_bytes()).collect();
-        let told = self.groups.world().exchange("grad_norms", &bytes);
+        let told = self.groups.exchange("grad_norms", &bytes);
         let told = told.map_err(|error| self.fail(error))?;
         let part = |rank: &Vec<u8>, param: usize| {
             let bytes = &rank[8 * param..8 * (param + 1)];

@@ -1,31 +1,41 @@
 //! What an engine runs on, and how one is made of it.
 
+use std::sync::Arc;
+
 use oxizero_comm::{Communicator, Traffic};
 use oxizero_core::{LossScaler, ParamId, ParamSpec, Schedule, UnitId};
 use oxizero_device::{Storage, ViewMut};
 
 use crate::boundary::Boundary;
+use crate::flight::UnderWay;
 use crate::groups::Groups;
 use crate::hyper::HyperParams;
 use crate::ledger::Ledger;
+use crate::observer::{Observed, Observer};
 use crate::options::{EngineOptions, OptimizerSetup};
 use crate::window::{Window, WindowState};
 use crate::written::Written;
 use crate::{Engine, EngineError, facts, setup};
 
-/// Where an engine's memory lies and is computed on, and how it reaches the other ranks. The engine
-/// is the same on all.
+/// Where an engine's memory lies and is computed on, how it reaches the other ranks, and who is
+/// told what it does. The engine is the same on all.
 pub struct Backend {
     /// Where buffers are made that do not travel by themselves.
     pub storage: Storage,
     /// Reaches the other ranks; the memory that it allocates lies in the same storage.
+    /// Where its operations run on a thread of their own, as [`overlapped`] ones do, reductions and
+    /// gathers run beside the caller's work.
+    ///
+    /// [`overlapped`]: oxizero_comm::overlapped()
     pub communicator: Box<dyn Communicator>,
+    /// Is told what is done, and when; nobody costs nothing.
+    pub observer: Option<Arc<dyn Observer>>,
 }
 
 impl Backend {
     /// The host, with ranks on its machine.
     pub fn host(communicator: Box<dyn Communicator>) -> Self {
-        Self { storage: Storage::Host, communicator }
+        Self { storage: Storage::Host, communicator, observer: None }
     }
 }
 
@@ -62,12 +72,12 @@ impl Engine {
         backend: Backend,
         initial: &mut dyn FnMut(ParamId, ViewMut<'_>),
     ) -> Result<Self, EngineError> {
-        let Backend { storage, communicator: comm } = backend;
+        let Backend { storage, communicator: comm, observer } = backend;
         let mesh = options.mesh_of(comm.world_size())?;
         setup::check(&specs, &order, &options, &optimizer, &mesh)?;
         let scaler = LossScaler::new(options.loss_scaling)?;
         facts::agree(&specs, &order, &options, &optimizer, &*comm)?;
-        let groups = Groups::new(comm, mesh, &specs)?;
+        let groups = Groups::new(comm, Observed::by(observer), mesh, &specs)?;
         let buckets = setup::buckets(&specs, (&options, &optimizer), &groups, &storage, initial)?;
         let bucket_specs: Vec<_> = buckets.iter().map(|bucket| bucket.spec().clone()).collect();
         let mut engine = Self {
@@ -76,6 +86,7 @@ impl Engine {
             params: setup::params(&specs, &buckets),
             missing: setup::expected(&specs, &buckets),
             awaits_end: vec![false; buckets.len()],
+            under_way: UnderWay::default(),
             groups,
             storage,
             options,

@@ -5,6 +5,7 @@ use oxizero_device::kernels::Measured;
 
 use crate::bucket::Bucket;
 use crate::engine::{ParamState, Seen};
+use crate::observer::Span;
 use crate::step::{Reduced, Report, SkipReason, StepOutcome, Unscaled, Verdict};
 use crate::window::{Collected, MicroBatch, Window, WindowState};
 use crate::{Engine, EngineError, Norm, setup};
@@ -69,7 +70,7 @@ impl Engine {
         self.reduce_window("step")?;
         let reduced = self.take_reduced();
         let report = self.report(&reduced);
-        let verdict = report.agree(self.options.norm, self.groups.world());
+        let verdict = report.agree(self.options.norm, &self.groups);
         let verdict = verdict.map_err(|error| self.settled(error));
         let verdict = match self.check_exclusive().and(verdict) {
             Ok(verdict) => verdict,
@@ -88,6 +89,8 @@ impl Engine {
     /// as they were after the last step. All ranks call it at the same place in their order.
     pub fn discard_window(&mut self) -> Result<(), EngineError> {
         self.run(Event::Discard)?;
+        self.land()?;
+        self.end_pass();
         self.params.iter_mut().for_each(|param| param.arrived = 0);
         self.missing = setup::expected(&self.specs, &self.buckets);
         self.end_window();
@@ -115,6 +118,7 @@ impl Engine {
         self.window.passes = agreed.passes();
         let reduced = agreed.reduced(self.options.reduction)?;
         self.run(Event::Boundary)?;
+        self.land()?;
         self.window.state = WindowState::Reduced(reduced);
         self.agree_turns()
     }
@@ -123,7 +127,7 @@ impl Engine {
     fn agree_turns(&mut self) -> Result<(), EngineError> {
         let Some(turns) = self.schedule.turns_seen() else { return Ok(()) };
         let bytes: Vec<u8> = turns.iter().flat_map(|id| (id.0 as u64).to_le_bytes()).collect();
-        let told = self.groups.world().exchange(TURNS, &bytes).map_err(|error| self.fail(error))?;
+        let told = self.groups.exchange(TURNS, &bytes).map_err(|error| self.fail(error))?;
         let (words, _) = told[0].as_chunks();
         let turns = words.iter().map(|word| BucketId(u64::from_le_bytes(*word) as usize));
         self.schedule.take_turns(turns.collect());
@@ -201,12 +205,19 @@ impl Engine {
         self.schedule.on(Event::Apply, &mut actions);
         for action in actions {
             match action {
-                Action::Update(id) => self.update_bucket(id, unscaled),
+                Action::Update(id) => {
+                    let seen = self.groups.observed().of(Span::Update(id));
+                    seen.during(|| self.update_bucket(id, unscaled));
+                }
                 Action::Reshard(id) => self.on_bucket(id, |bucket, _| bucket.reshard())?,
-                Action::Publish(id) => self.on_bucket(id, |bucket, comm| bucket.publish(comm))?,
+                Action::Publish(id) => {
+                    let seen = self.groups.observed().of(Span::Publish(id));
+                    self.on_bucket(id, |bucket, comm| bucket.publish(comm, seen))?;
+                }
                 other => unreachable!("{other:?} is no part of an update"),
             }
         }
+        self.settle()?;
         self.applied_steps += 1;
         Ok(())
     }

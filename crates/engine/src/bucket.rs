@@ -8,7 +8,7 @@ mod kept;
 use std::ops::Range;
 use std::sync::Arc;
 
-use oxizero_comm::{CommError, Communicator, Handle};
+use oxizero_comm::{CommError, Communicator, Handle, issue};
 use oxizero_core::{
     BucketSpec, Bytes, DType, Layout, Numel, ParamId, Piece, Placement, Precision, RoleBytes,
     Stage, model_is_master,
@@ -18,7 +18,10 @@ use oxizero_optim::{Gradient as OptimGradient, Optimizer, Weights};
 
 use crate::gradient::{Contribution, Gradient, alloc};
 use crate::hyper::ParamUpdate;
+use crate::observer::Observation;
 use crate::step::Unscaled;
+
+use self::elsewhere::Arriving;
 
 pub(crate) use fields::{Field, overlap};
 pub(crate) use kept::Kept;
@@ -31,13 +34,16 @@ pub(crate) struct Bucket {
     /// The elements whose model weights this rank writes.
     writes: Range<usize>,
     model: Model,
+    /// Model weights that rest replicated, while all ranks put theirs together.
+    published: Option<Handle<Buffer>>,
+    arriving: Option<Arriving>,
     trained: Option<Trained>,
     storage: Storage,
 }
 
 #[derive(Debug)]
 enum Model {
-    /// All elements; `None` only while the engine moves them.
+    /// All elements; `None` only while they are published.
     Replicated(Option<Arc<Buffer>>),
     /// This rank's shard (`None` while it is being gathered), and the gathered elements.
     Sharded { shard: Option<Buffer>, full: Full },
@@ -99,8 +105,10 @@ impl Bucket {
         let trained =
             if spec.trainable { Some(Trained::new(&spec, initial, setting)?) } else { None };
         let storage = storage.clone();
-        let mut bucket = Self { spec, shard, writes, model, trained, storage };
-        bucket.publish(comm)?;
+        let (published, arriving) = (None, None);
+        let mut bucket = Self { spec, shard, writes, model, published, arriving, trained, storage };
+        bucket.publish(comm, Observation::default())?;
+        bucket.settle()?;
         Ok(bucket)
     }
 
@@ -115,11 +123,15 @@ impl Bucket {
     }
 
     /// Starts to gather the full model weights.
-    pub(crate) fn unshard(&mut self, comm: &dyn Communicator) -> Result<(), CommError> {
+    pub(crate) fn unshard(
+        &mut self,
+        comm: &dyn Communicator,
+        seen: Observation,
+    ) -> Result<(), CommError> {
         let Model::Sharded { shard, full } = &mut self.model else { return Ok(()) };
         let shard = shard.take().expect("a bucket is unsharded once before it is resharded");
         let gathered = self.storage.buffer(self.spec.layout.padded_numel(), self.spec.dtype);
-        *full = Full::Gathering(comm.all_gather_into(shard, gathered)?);
+        *full = Full::Gathering(gather(comm, (shard, gathered), seen));
         Ok(())
     }
 
@@ -174,18 +186,22 @@ impl Bucket {
         }
     }
 
-    /// Takes this rank's partial gradients, a sum over `passes`, to placement `to`. Returns the
-    /// most bytes that this took beside what rests.
+    /// Starts to take this rank's partial gradients, a sum over `passes`, to placement `to`.
     pub(crate) fn reduce(
         &mut self,
-        to: Placement,
-        passes: usize,
+        (to, passes): (Placement, usize),
         comm: &dyn Communicator,
-    ) -> Result<Bytes, CommError> {
+        seen: Observation,
+    ) -> Result<(), CommError> {
         match &mut self.trained {
-            Some(trained) => trained.grad.reduce(to, passes, &self.spec.layout, comm),
-            None => Ok(Bytes(0)),
+            Some(trained) => trained.grad.reduce((to, passes), &self.spec.layout, comm, seen),
+            None => Ok(()),
         }
+    }
+
+    /// Waits for the reduction that was started, if one was.
+    pub(crate) fn land(&mut self) -> Result<(), CommError> {
+        self.trained.as_mut().map_or(Ok(()), |trained| trained.grad.land())
     }
 
     /// The reduced gradient in this rank's shard, piece by piece, with the parameters; none of a
@@ -252,29 +268,47 @@ impl Bucket {
         }
     }
 
-    /// Makes the model weights that each rank wrote known to all.
-    pub(crate) fn publish(&mut self, comm: &dyn Communicator) -> Result<(), CommError> {
+    /// Starts to make the model weights that each rank wrote known to all.
+    pub(crate) fn publish(
+        &mut self,
+        comm: &dyn Communicator,
+        seen: Observation,
+    ) -> Result<(), CommError> {
         let Model::Replicated(weights) = &mut self.model else { return Ok(()) };
         if self.writes == self.spec.layout.all() {
             return Ok(());
         }
         let full = weights.take().and_then(|weights| Arc::try_unwrap(weights).ok());
         let full = full.expect("nobody views weights that are being written");
-        *weights = Some(Arc::new(comm.all_gather(full)?.wait()?));
+        let deed = move |comm: &dyn Communicator| seen.during(|| comm.all_gather(full)?.wait());
+        self.published = Some(issue(comm, deed));
         Ok(())
+    }
+
+    /// Whether model weights are on their way.
+    pub(crate) fn is_under_way(&self) -> bool {
+        let is_gathering = matches!(&self.model, Model::Sharded { full: Full::Gathering(_), .. });
+        is_gathering || self.published.is_some() || self.is_arriving()
+    }
+
+    /// Waits for model weights that are on their way, published or gathered, if any are.
+    pub(crate) fn settle(&mut self) -> Result<(), CommError> {
+        if let Some(published) = self.published.take() {
+            self.model = Model::Replicated(Some(Arc::new(published.wait()?)));
+        }
+        self.settle_arriving()?;
+        self.gathered().map(drop)
     }
 
     /// Bytes that this rank holds now, by role. A replica counts in full.
     pub(crate) fn bytes(&self) -> RoleBytes {
         let len = |buffer: &Option<Buffer>| buffer.as_ref().map_or(Bytes(0), Buffer::len);
+        let all = self.spec.layout.padded_numel().bytes(self.spec.dtype);
         let (model, gathered) = match &self.model {
-            Model::Replicated(weights) => {
-                (weights.as_ref().map_or(Bytes(0), |weights| weights.len()), Bytes(0))
-            }
+            Model::Replicated(_) => (all, Bytes(0)),
             Model::Sharded { full, .. } => {
                 let rest = self.spec.layout.shard_numel().bytes(self.spec.dtype);
-                let full_bytes = self.spec.layout.padded_numel().bytes(self.spec.dtype);
-                (rest, if matches!(full, Full::Released) { Bytes(0) } else { full_bytes })
+                (rest, if matches!(full, Full::Released) { Bytes(0) } else { all })
             }
         };
         let Some(trained) = &self.trained else {
@@ -359,6 +393,15 @@ impl Trained {
 
 fn apply(update: ParamUpdate<'_>, grad: OptimGradient<'_>, weights: Weights<'_>) {
     update.rule.update(update.hyper, update.step, grad, weights);
+}
+
+/// Starts to gather all ranks' shards; the first of `buffers` is this rank's, the second is filled.
+fn gather(
+    comm: &dyn Communicator,
+    (shard, full): (Buffer, Buffer),
+    seen: Observation,
+) -> Handle<(Buffer, Buffer)> {
+    issue(comm, move |comm| seen.during(|| comm.all_gather_into(shard, full)?.wait()))
 }
 
 /// One of the rule's states, before the first update.

@@ -11,11 +11,13 @@ use oxizero_device::{Storage, View};
 use crate::boundary::Boundary;
 use crate::bucket::Bucket;
 use crate::checkpoint::InFlight;
+use crate::flight::UnderWay;
 use crate::gradient::Contribution;
 use crate::groups::Groups;
 use crate::hyper::HyperParams;
 use crate::ledger::Ledger;
 use crate::model_grads::param_named;
+use crate::observer::Span;
 use crate::options::EngineOptions;
 use crate::weights::{ParamWeights, UnitWeights};
 use crate::window::{MicroBatch, Window, WindowState};
@@ -43,6 +45,7 @@ pub struct Engine {
     pub(crate) params: Vec<ParamState>,
     /// By bucket: gradients of this micro-batch that have not come yet.
     pub(crate) missing: Vec<usize>,
+    pub(crate) under_way: UnderWay,
     /// By bucket: the front-end says when its gradients are complete.
     pub(crate) awaits_end: Vec<bool>,
     pub(crate) schedule: Schedule,
@@ -192,27 +195,35 @@ impl Engine {
     /// The unit is about to run forward: its weights are gathered, and the next unit's are asked
     /// for.
     pub fn pre_forward(&mut self, unit: UnitId) -> Result<(), EngineError> {
-        self.unit_event(unit, Event::PreForward(unit))
+        self.unit_params(unit)?;
+        self.groups.observed().begin(Span::Forward(unit));
+        self.run(Event::PreForward(unit))
     }
 
     /// The unit ran forward; nothing but its outputs is needed of it.
     pub fn post_forward(&mut self, unit: UnitId) -> Result<(), EngineError> {
-        self.unit_event(unit, Event::PostForward(unit))
+        self.unit_params(unit)?;
+        self.run(Event::PostForward(unit))?;
+        self.groups.observed().end(Span::Forward(unit));
+        Ok(())
     }
 
     /// The unit is about to run backward.
     pub fn pre_backward(&mut self, unit: UnitId) -> Result<(), EngineError> {
         self.unit_params(unit)?;
         self.open_window()?;
-        self.window.micro_batch = MicroBatch::Open;
-        self.unit_event(unit, Event::PreBackward(unit))
+        self.begin_pass();
+        self.groups.observed().begin(Span::Backward(unit));
+        self.run(Event::PreBackward(unit))
     }
 
     /// The unit ran backward.
     pub fn post_backward(&mut self, unit: UnitId) -> Result<(), EngineError> {
         self.unit_params(unit)?;
         self.open_window()?;
-        self.unit_event(unit, Event::PostBackward(unit))
+        self.run(Event::PostBackward(unit))?;
+        self.groups.observed().end(Span::Backward(unit));
+        Ok(())
     }
 
     /// The unit's full model weights, between `pre_forward` and `post_forward`, or between
@@ -254,7 +265,7 @@ impl Engine {
     pub fn grad_ready(&mut self, param: ParamId, grad: GradIn<'_>) -> Result<(), EngineError> {
         self.check_grad(param, grad)?;
         self.open_window()?;
-        self.window.micro_batch = MicroBatch::Open;
+        self.begin_pass();
         self.window.loss_scale = Some(grad.loss_scale);
         let ParamState { bucket: id, slot, .. } = self.params[param.0];
         let alone = self.schedule.reduces() && self.window.passes == 0;
@@ -279,6 +290,7 @@ impl Engine {
         self.params.iter_mut().for_each(|param| param.arrived = 0);
         self.missing = setup::expected(&self.specs, &self.buckets);
         self.window.micro_batch = MicroBatch::BackwardEnded;
+        self.end_pass();
         self.apply_sync()
     }
 
@@ -317,6 +329,7 @@ impl Engine {
             state_count: self.hyper.setup.rule.state_names().len(),
             shares_replicas: self.groups.world().shares_replicas(),
             scratch: self.groups.world().scratch(),
+            overlap: self.groups.overlap(),
             buckets: &buckets,
             order: &self.order,
         })
@@ -341,11 +354,6 @@ impl Engine {
         result
     }
 
-    fn unit_event(&mut self, unit: UnitId, event: Event) -> Result<(), EngineError> {
-        self.unit_params(unit)?;
-        self.run(event)
-    }
-
     pub(crate) fn run(&mut self, event: Event) -> Result<(), EngineError> {
         self.check_alive()?;
         let mut actions = Vec::new();
@@ -361,14 +369,12 @@ impl Engine {
     /// Does it, with gradients that are sums over `passes`.
     fn perform(&mut self, action: Action, passes: usize) -> Result<(), EngineError> {
         match action {
-            Action::Unshard(id) => self.on_bucket(id, |bucket, comm| bucket.unshard(comm)),
-            Action::Reshard(id) => self.on_bucket(id, |bucket, _| bucket.reshard()),
-            Action::Reduce(id, to) => {
-                let before = self.buckets[id.0].bytes();
-                let most = self.on_bucket(id, |bucket, comm| bucket.reduce(to, passes, comm))?;
-                self.ledger.pass(self.buckets[id.0].bytes(), most.max(before.partial));
-                Ok(())
+            Action::Unshard(id) => {
+                let seen = self.groups.observed().of(Span::Gather(id));
+                self.on_bucket(id, |bucket, comm| bucket.unshard(comm, seen))
             }
+            Action::Reshard(id) => self.on_bucket(id, |bucket, _| bucket.reshard()),
+            Action::Reduce(id, to) => self.reduce(id, (to, passes)),
             Action::Publish(_) | Action::Update(_) => unreachable!("update() does these"),
         }
     }

@@ -104,7 +104,7 @@ impl Engine {
     fn agree_given(&mut self, given: &[ParamId]) -> Result<(), EngineError> {
         let mut own = vec![0; self.specs.len()];
         given.iter().for_each(|param| own[param.0] = 1);
-        let told = self.groups.world().exchange("set_full_grads", &own);
+        let told = self.groups.exchange("set_full_grads", &own);
         let told = told.map_err(|error| self.fail(error))?;
         for (index, spec) in self.specs.iter().enumerate() {
             let gives = |rank: Rank| told[rank.0][index] == 1;

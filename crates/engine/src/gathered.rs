@@ -7,36 +7,55 @@
 use oxizero_core::{BucketId, BucketSpec, Event};
 use oxizero_device::{Buffer, View};
 
-use crate::window::MicroBatch;
+use crate::bucket::Bucket;
+use crate::observer::Span;
 use crate::{Engine, EngineError};
 
 impl Engine {
     /// The buckets: which parameters are gathered and reduced together, and where each lies.
     pub fn buckets(&self) -> impl ExactSizeIterator<Item = &BucketSpec> {
-        self.buckets.iter().map(crate::bucket::Bucket::spec)
+        self.buckets.iter().map(Bucket::spec)
     }
 
     /// Gathers the full model weights of a bucket into `full`, memory of the caller's own of the
     /// bucket's padded elements and dtype, which comes back when it is filled; a collective call.
     /// Until [`let_go`](Self::let_go) the weights count as held, and nobody writes them.
     pub fn gather_into(&mut self, id: BucketId, full: Buffer) -> Result<Buffer, EngineError> {
+        self.start_gather(id, full)?;
+        self.finish_gather(id)
+    }
+
+    /// Starts to gather them; a collective call. Until [`finish_gather`](Self::finish_gather) or
+    /// [`let_go`](Self::let_go), which wait for it, other gathers may be started and finished, and
+    /// gradients given.
+    pub fn start_gather(&mut self, id: BucketId, full: Buffer) -> Result<(), EngineError> {
         self.check_alive()?;
-        let given = self.check_full(id, full.view());
+        let given = self.check_full(id, full.view()).and_then(|()| {
+            let first = "its weights are being gathered already; finish_gather() comes first";
+            let is_first = !self.buckets[id.0].is_arriving();
+            is_first.then_some(()).ok_or_else(|| self.not_so(id, first))
+        });
         let call = match self.buckets.get(id.0) {
             Some(bucket) => format!("the weights of `{}`", self.names_of(bucket.spec())),
             None => format!("the weights of bucket {id}"),
         };
         self.agree_call(&call, None, given)?;
-        self.on_bucket(id, |bucket, comm| bucket.gather_into(full, comm))
+        let seen = self.groups.observed().of(Span::Gather(id));
+        self.on_bucket(id, |bucket, comm| bucket.start_gather(full, comm, seen))
+    }
+
+    /// Waits for the gather of a bucket that was started, and gives its memory back.
+    pub fn finish_gather(&mut self, id: BucketId) -> Result<Buffer, EngineError> {
+        self.check_alive()?;
+        self.check_bucket(id)?;
+        let filled = self.wait_for(id, Bucket::finish_gather)?;
+        filled.ok_or_else(|| self.not_so(id, "no gather of its weights was started"))
     }
 
     /// The memory that a bucket was gathered into holds its weights no longer.
     pub fn let_go(&mut self, id: BucketId) -> Result<(), EngineError> {
         self.check_bucket(id)?;
-        self.on_bucket(id, |bucket, _| {
-            bucket.let_go();
-            Ok(())
-        })
+        self.on_bucket(id, |bucket, _| bucket.let_go())
     }
 
     /// Whether nobody has written to the gathered weights of a bucket, `full`, as far as this rank
@@ -74,7 +93,7 @@ impl Engine {
         self.check_alive()?;
         self.check_bucket(id)?;
         self.open_window()?;
-        self.window.micro_batch = MicroBatch::Open;
+        self.begin_pass();
         self.run(Event::GradsReady(id))
     }
 
@@ -97,6 +116,11 @@ impl Engine {
             true => Ok(()),
             false => Err(EngineError::WrongDType { what, param, expected, got }),
         }
+    }
+
+    fn not_so(&self, id: BucketId, problem: &str) -> EngineError {
+        let param = self.names_of(self.buckets[id.0].spec());
+        EngineError::Param { param, problem: problem.into() }
     }
 
     /// The first parameter's name, which says enough in a message, and no two buckets share.

@@ -6,10 +6,13 @@
 
 use std::ops::Range;
 
-use oxizero_comm::{CommError, Communicator, OwnShard, ReduceScatter, ReduceTarget, redistribute};
+use oxizero_comm::{CommError, Communicator, Handle, OwnShard, issue};
 use oxizero_core::{BucketSpec, Bytes, DType, Layout, Numel, Placement, Precision, Stage};
 use oxizero_device::kernels::{self, Combine};
 use oxizero_device::{Buffer, View, ViewMut};
+
+use crate::observer::Observation;
+use crate::reduction::Reduction;
 
 /// One bucket's gradient on this rank.
 #[derive(Debug)]
@@ -26,6 +29,8 @@ pub(crate) struct Gradient {
     shard: Option<Buffer>,
     /// Micro-batches that `shard` holds.
     reduced: usize,
+    /// What `shard` holds next, or `partial` where there is none.
+    flight: Option<Flight>,
 }
 
 /// A gradient of one parameter, on its way into a bucket.
@@ -55,7 +60,7 @@ impl Gradient {
         };
         let held = vec![0; layout.slot_count()];
         let once = spec.contributions == 1;
-        Ok(Self { rest, precision, once, partial, held, shard, reduced: 0 })
+        Ok(Self { rest, precision, once, partial, held, shard, reduced: 0, flight: None })
     }
 
     /// Adds one contribution. Returns whether what is stored of it is finite, as far as is known
@@ -76,78 +81,50 @@ impl Gradient {
         Ok(finite)
     }
 
-    /// Takes what this rank collected to placement `to`; `passes` says over how many backward
-    /// passes it was summed. A sum of one travels in the wire dtype, a longer one in the
-    /// accumulation dtype. Returns the most bytes that this took beside what rests.
+    /// Starts to take what this rank collected to placement `to`; `passes` says over how many
+    /// backward passes it was summed. A sum of one travels in the wire dtype, a longer one in the
+    /// accumulation dtype. The one before has [landed](Self::land); until this one has, there is
+    /// nothing to read.
     pub(crate) fn reduce(
         &mut self,
-        to: Placement,
-        passes: usize,
+        (to, passes): (Placement, usize),
         layout: &Layout,
         comm: &dyn Communicator,
-    ) -> Result<Bytes, CommError> {
+        seen: Observation,
+    ) -> Result<(), CommError> {
         let wire = self.precision.wire(passes);
-        let mut partial = self.take_partial(wire, layout, comm)?;
-        self.zero_absent(&mut partial, layout);
-        let sent = if partial.dtype() == wire {
-            Sent { partial, kept: None }
-        } else {
-            let mut sent = alloc_scratch(comm, partial.numel(), wire)?;
-            kernels::cast(partial.view(), sent.view_mut());
-            Sent { partial: sent, kept: Some(partial) }
-        };
-        self.held.fill(0);
-        let (len, kept) = (sent.partial.len(), sent.kept.as_ref().map(Buffer::len));
-        let scratch = comm.scratch().min(len);
-        match self.rest {
-            Placement::Sharded => {
-                // What was cast is let go before the rest is reduced.
-                let most = len + kept.unwrap_or_default().max(scratch);
-                self.reduce_into_shard(sent, to, comm)?;
-                Ok(most)
-            }
-            _ => {
-                let most = kept.map_or(Bytes(0), |_| len) + scratch;
-                self.reduce_in_place(sent, to, comm)?;
-                Ok(most)
-            }
-        }
-    }
-
-    fn reduce_into_shard(
-        &mut self,
-        sent: Sent,
-        to: Placement,
-        comm: &dyn Communicator,
-    ) -> Result<(), CommError> {
-        let shard = self.shard.take().expect("gradients that rest sharded have a shard");
+        let partial = self.take_partial(wire, layout, comm)?;
         let combine = if self.reduced == 0 { Combine::Assign } else { Combine::Add };
-        let target = ReduceTarget::Shard(shard, combine);
-        drop(sent.kept);
-        let op = ReduceScatter { partial: sent.partial, target };
-        let op = redistribute(comm, op, to)?;
-        let ReduceTarget::Shard(shard, _) = op.target else {
-            unreachable!("a reduce-scatter returns its operands");
+        let shard = match self.rest {
+            Placement::Sharded => {
+                self.reduced += 1;
+                Some((self.shard.take().expect("what rests sharded has a shard"), combine))
+            }
+            _ => None,
         };
-        self.shard = Some(shard);
-        self.reduced += 1;
+        let absent = self.absent(layout);
+        self.held.fill(0);
+        let reduction = Reduction { partial, absent, wire, to, shard };
+        let (rests, beside) =
+            (reduction.resting_bytes(), reduction.most_bytes_beside(comm.scratch()));
+        let sum = issue(comm, move |comm| seen.during(|| reduction.run(comm)));
+        self.flight = Some(Flight { sum, rests, beside });
         Ok(())
     }
 
-    fn reduce_in_place(
-        &mut self,
-        sent: Sent,
-        to: Placement,
-        comm: &dyn Communicator,
-    ) -> Result<(), CommError> {
-        let target = sent.kept.map_or(ReduceTarget::InPlace, ReduceTarget::ShardOf);
-        let op = ReduceScatter { partial: sent.partial, target };
-        let op = redistribute(comm, op, to)?;
-        self.partial = Some(match op.target {
-            ReduceTarget::ShardOf(full) => full,
-            _ => op.partial,
-        });
+    /// Waits for the sum that is on its way, if one is.
+    pub(crate) fn land(&mut self) -> Result<(), CommError> {
+        if let Some(flight) = self.flight.take() {
+            let sum = flight.sum.wait()?;
+            self.give(sum);
+        }
         Ok(())
+    }
+
+    /// The elements of parameters that have no contribution.
+    fn absent(&self, layout: &Layout) -> Vec<Range<usize>> {
+        let slots = self.held.iter().enumerate().filter(|(_, held)| **held == 0);
+        slots.map(|(slot, _)| layout.slot(slot)).collect()
     }
 
     /// The buffer of contributions, made of `dtype` where there is none.
@@ -158,15 +135,6 @@ impl Gradient {
         comm: &dyn Communicator,
     ) -> Result<Buffer, CommError> {
         self.partial.take().map_or_else(|| alloc_scratch(comm, layout.padded_numel(), dtype), Ok)
-    }
-
-    /// A parameter that did not contribute contributes zeros.
-    fn zero_absent(&self, partial: &mut Buffer, layout: &Layout) {
-        for (slot, held) in self.held.iter().enumerate() {
-            if *held == 0 {
-                kernels::fill(partial.range_mut(layout.slot(slot)), 0.0);
-            }
-        }
     }
 
     /// The reduced elements of `range`, a range of the bucket that this rank's optimizer updates.
@@ -215,23 +183,30 @@ impl Gradient {
         self.precision.accumulate
     }
 
-    /// Bytes that rest between micro-batches, and bytes that live within one.
+    /// Bytes that rest between micro-batches, and bytes that are on their way there.
     pub(crate) fn bytes(&self) -> (Bytes, Bytes) {
         let bytes = |buffer: &Option<Buffer>| buffer.as_ref().map_or(Bytes(0), Buffer::len);
-        match self.rest {
+        let (rests, collects) = match self.rest {
             Placement::Sharded => (bytes(&self.shard), bytes(&self.partial)),
             _ => (bytes(&self.partial), Bytes(0)),
+        };
+        match &self.flight {
+            Some(flight) => (flight.rests, collects + flight.beside),
+            None => (rests, collects),
         }
     }
 }
 
 const PARTIAL: &str = "gradients that rest partial have a buffer between steps";
 
-/// What travels, and what stays behind.
-struct Sent {
-    partial: Buffer,
-    /// The collected contributions, where they travel in another dtype.
-    kept: Option<Buffer>,
+/// A sum that is on its way to where it rests.
+#[derive(Debug)]
+struct Flight {
+    sum: Handle<Buffer>,
+    /// The bytes that will rest.
+    rests: Bytes,
+    /// The most bytes that it takes beside them.
+    beside: Bytes,
 }
 
 /// Zeroed memory that collectives move fastest.
@@ -244,6 +219,10 @@ pub(crate) fn alloc(
 }
 
 /// The same for elements that are all written before they are read, but for padding.
-fn alloc_scratch(comm: &dyn Communicator, numel: Numel, dtype: DType) -> Result<Buffer, CommError> {
+pub(crate) fn alloc_scratch(
+    comm: &dyn Communicator,
+    numel: Numel,
+    dtype: DType,
+) -> Result<Buffer, CommError> {
     Ok(Buffer::new(comm.alloc_scratch(numel.bytes(dtype))?, dtype))
 }

@@ -2,12 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use oxizero_comm::{CommError, Communicator, Traffic};
-use oxizero_core::{Axes, Mesh, ParamSpec, Rank, Sharing};
+use oxizero_comm::{CommError, Communicator, Traffic, issue};
+use oxizero_core::{Axes, Mesh, Overlap, ParamSpec, Rank, Sharing};
+
+use crate::observer::{Observed, Span};
 
 /// This rank's communicators, one for each set of axes that parameters need.
 pub(crate) struct Groups {
     mesh: Mesh,
+    observed: Observed,
     world: Box<dyn Communicator>,
     /// Those of some of the ranks.
     others: Vec<(Axes, Box<dyn Communicator>)>,
@@ -23,6 +26,7 @@ impl Groups {
     /// Splits the world as parameters that are shared so ask for; a collective call.
     pub(crate) fn new(
         world: Box<dyn Communicator>,
+        observed: Observed,
         mesh: Mesh,
         specs: &[ParamSpec],
     ) -> Result<Self, CommError> {
@@ -48,7 +52,7 @@ impl Groups {
         let ranks = || mesh.world_size().ranks();
         let firsts = |axes| (axes, ranks().map(|rank| first(axes, rank)).collect());
         let firsts = same.into_iter().map(firsts).collect();
-        Ok(Self { mesh, world, others, alike, beside, firsts })
+        Ok(Self { mesh, observed, world, others, alike, beside, firsts })
     }
 
     /// How the ranks are arranged.
@@ -59,6 +63,23 @@ impl Groups {
     /// All ranks.
     pub(crate) fn world(&self) -> &dyn Communicator {
         &*self.world
+    }
+
+    /// Who is told what is done, if anybody is.
+    pub(crate) fn observed(&self) -> &Observed {
+        &self.observed
+    }
+
+    /// Where operations of all groups run.
+    pub(crate) fn overlap(&self) -> Overlap {
+        if self.world.queue().is_some() { Overlap::On } else { Overlap::Off }
+    }
+
+    /// Every rank's `bytes`, equally many on each, in rank order, for what `label` says.
+    pub(crate) fn exchange(&self, label: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
+        let (label, bytes) = (label.to_owned(), bytes.to_vec());
+        let seen = self.observed.of(Span::Exchange);
+        issue(self.world(), move |comm| seen.during(|| comm.exchange(&label, &bytes))).wait()
     }
 
     /// The ranks that differ from this one only along `axes`, which parameters asked for.

@@ -21,19 +21,9 @@ impl Ledger {
         // Most of what happens to a bucket changes no size: a gradient comes into its slot.
         if before != after {
             self.live = self.live + after - before;
-            self.note(self.live);
+            self.peak = self.peak.max(self.live);
+            self.peak_total = self.peak_total.max(self.live.total());
         }
-    }
-
-    /// A bucket that holds `bytes` holds so much for partial gradients while it reduces them.
-    pub(crate) fn pass(&mut self, bytes: RoleBytes, partial: Bytes) {
-        let meanwhile = RoleBytes { partial, ..bytes };
-        self.note(self.live + meanwhile - bytes);
-    }
-
-    fn note(&mut self, bytes: RoleBytes) {
-        self.peak = self.peak.max(bytes);
-        self.peak_total = self.peak_total.max(bytes.total());
     }
 
     /// The most of each role.
@@ -58,8 +48,7 @@ mod tests {
         let partial = RoleBytes { partial: Bytes(4), ..RoleBytes::default() };
         ledger.change(RoleBytes::default(), gathered);
         ledger.change(gathered, partial);
-        ledger.pass(partial, Bytes(7));
-        assert_eq!(ledger.peak().total(), Bytes(17));
+        assert_eq!(ledger.peak().total(), Bytes(14));
         assert_eq!(ledger.peak_total(), Bytes(10));
     }
 }

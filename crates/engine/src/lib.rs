@@ -18,6 +18,7 @@ mod copies;
 mod engine;
 mod error;
 mod facts;
+mod flight;
 mod full_grads;
 mod gathered;
 mod grad_views;
@@ -27,12 +28,15 @@ mod hyper;
 mod ledger;
 mod model_grads;
 mod norm;
+mod observer;
 mod options;
 mod params;
+mod reduction;
 mod sampler;
 pub mod segment;
 mod setup;
 mod step;
+mod trace;
 mod weights;
 mod window;
 mod written;
@@ -46,7 +50,8 @@ pub use error::EngineError;
 pub use grad_views::{GradPiece, GradPieces, GradViews};
 pub use model_grads::{GradNorms, ModelGrads, Scope};
 pub use norm::Norm;
-pub use options::{EngineOptions, GroupOptions, OptimizerSetup, Reduction};
+pub use observer::{Observer, Span};
+pub use options::{EngineOptions, GroupOptions, OptimizerSetup, Reach, Reduction};
 pub use oxizero_checkpoint::{
     self as checkpoints, Checkpoint, CheckpointError, RunFolder, step_name,
 };
@@ -54,12 +59,13 @@ pub use oxizero_comm as comm;
 pub use oxizero_core::{
     Along, Axes, Batches, BucketId, BucketSpec, Bucketing, Bytes, ConfigError, DType,
     DynamicLossScale, GradientPath, Hop, LossScale, LossScaling, MemoryPlan, Mesh, MeshAxis, Numel,
-    OptimGroup, ParamId, ParamSpec, Precision, ProcessGroup, Rank, RoleBytes, Sharing, Stage,
-    UnitId, WorldSize,
+    OptimGroup, Overlap, ParamId, ParamSpec, Precision, ProcessGroup, Rank, RoleBytes, Sharing,
+    Stage, UnitId, WorldSize,
 };
 pub use oxizero_device::View as GradView;
 pub use oxizero_device::{Buffer, Device, DeviceMemory, Loan, Storage, View, ViewMut};
 pub use oxizero_optim as optim;
 pub use sampler::Sampler;
 pub use step::{SkipReason, StepOutcome};
+pub use trace::Trace;
 pub use weights::{ParamWeights, RestingWeights, UnitWeights};

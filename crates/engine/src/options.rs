@@ -1,8 +1,8 @@
 //! What a training run asks of the engine.
 
 use oxizero_core::{
-    Bucketing, Bytes, ConfigError, LossScaling, MemoryPlan, Mesh, ParamSpec, PlanInput, Precision,
-    Stage, UnitId, WorldSize, assign_buckets,
+    Bucketing, Bytes, ConfigError, LossScaling, MemoryPlan, Mesh, Overlap, ParamSpec, PlanInput,
+    Precision, Stage, UnitId, WorldSize, assign_buckets,
 };
 use oxizero_device::REGION_ALIGN;
 use oxizero_optim::{LrSchedule, Optimizer};
@@ -74,25 +74,25 @@ impl EngineOptions {
 
     /// What a rank will hold of a model that is trained so, before anything is allocated: what
     /// [`Engine::plan`](crate::Engine::plan) says of an engine with these parameters, this order of
-    /// units and this update rule. `shares_replicas` is the communicator's, which takes nothing
-    /// beside what it reduces (see [`scratch`](oxizero_comm::Communicator::scratch)).
+    /// units and this update rule, whose ranks reach each other so, where the communicator takes
+    /// nothing beside what it reduces (see [`scratch`](oxizero_comm::Communicator::scratch)).
     pub fn plan(
         &self,
         specs: &[ParamSpec],
         order: &[UnitId],
         rule: &dyn Optimizer,
-        world_size: WorldSize,
-        shares_replicas: bool,
+        reach: Reach,
     ) -> Result<MemoryPlan, ConfigError> {
         self.validate()?;
-        let mesh = self.mesh_of(world_size)?;
+        let mesh = self.mesh_of(reach.world_size)?;
         let buckets = assign_buckets(specs, &mesh, self.bucketing, self.align);
         Ok(MemoryPlan::new(&PlanInput {
             stage: self.stage,
             precision: self.precision,
             accumulation: self.accumulation,
             state_count: rule.state_names().len(),
-            shares_replicas,
+            shares_replicas: reach.shares_replicas,
+            overlap: reach.overlap,
             scratch: Bytes(0),
             buckets: &buckets,
             order,
@@ -126,6 +126,19 @@ impl EngineOptions {
             _ => self.loss_scaling.validate(),
         }
     }
+}
+
+/// What a plan depends on of how ranks reach each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reach {
+    /// Ranks.
+    pub world_size: WorldSize,
+    /// Whether the ranks of a host hold one copy of replicated model weights, as the communicator
+    /// [says](oxizero_comm::Communicator::shares_replicas).
+    pub shares_replicas: bool,
+    /// Where operations run: beside the caller where the communicator has a
+    /// [queue](oxizero_comm::Communicator::queue).
+    pub overlap: Overlap,
 }
 
 /// More than any page or vector asks for.

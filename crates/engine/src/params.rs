@@ -11,6 +11,7 @@ use oxizero_device::{Buffer, View, kernels};
 use crate::access::Local;
 use crate::bucket::{Field, overlap};
 use crate::engine::ParamState;
+use crate::observer::Span;
 use crate::setup::fingerprint;
 use crate::{Engine, EngineError};
 
@@ -47,7 +48,7 @@ impl Engine {
     pub fn local_param(&mut self, param: ParamId) -> Result<Option<Local<'_>>, EngineError> {
         self.check_alive()?;
         self.check_param(param)?;
-        self.settle(param)?;
+        self.settle_param(param)?;
         self.local_field(param, Field::Master)
     }
 
@@ -72,7 +73,11 @@ impl Engine {
     ) -> Result<(), EngineError> {
         let id = self.params[param.0].bucket;
         self.buckets[id.0].write_weights(at, values);
-        self.on_bucket(id, |bucket, comm| bucket.publish(comm))
+        let seen = self.groups.observed().of(Span::Publish(id));
+        self.on_bucket(id, |bucket, comm| {
+            bucket.publish(comm, seen)?;
+            bucket.settle()
+        })
     }
 
     /// A whole f32 state that the optimizer keeps of a parameter, by its name in torch such as
@@ -175,14 +180,14 @@ impl Engine {
         self.check_alive()?;
         let given = given.and_then(|given| self.check_param(param).map(|()| given));
         let given = self.agree_call(call, Some(param), given)?;
-        self.settle(param)?;
+        self.settle_param(param)?;
         Ok(given)
     }
 
     /// Waits for weights of the parameter's bucket that are on their way.
-    fn settle(&mut self, param: ParamId) -> Result<(), EngineError> {
+    fn settle_param(&mut self, param: ParamId) -> Result<(), EngineError> {
         let id = self.params[param.0].bucket;
-        self.on_bucket(id, |bucket, _| bucket.gathered().map(drop))
+        self.on_bucket(id, |bucket, _| bucket.settle())
     }
 
     /// Compares a call across ranks; `given` is what this rank was given, or why it refuses that.
@@ -203,7 +208,7 @@ impl Engine {
         words[8] = u8::from(given.is_err());
         let text = &call[..call.floor_char_boundary(CALL_BYTES - 9)];
         words[9..9 + text.len()].copy_from_slice(text.as_bytes());
-        let told = self.groups.world().exchange(&call, &words);
+        let told = self.groups.exchange(&call, &words);
         let told = told.map_err(|error| self.fail(error))?;
         let given = given?; // this rank's own reason is the best one
         let ranks = || told.iter().zip((0..).map(Rank));

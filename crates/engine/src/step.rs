@@ -4,9 +4,9 @@
 //! unscaled twice nor applied unreduced. The elements stay in their buckets; these types carry what
 //! is still to be done to them.
 
-use oxizero_comm::Communicator;
 use oxizero_core::{ParamId, Rank};
 
+use crate::groups::Groups;
 use crate::{EngineError, Norm};
 
 /// The reduced gradients of a window, still to be divided.
@@ -151,10 +151,10 @@ pub(crate) struct Verdict {
 
 impl Report {
     /// Exchanges reports with all ranks; every rank draws the same conclusion.
-    pub(crate) fn agree(self, norm: Norm, comm: &dyn Communicator) -> Result<Verdict, EngineError> {
-        let told = comm.exchange("step", &self.to_bytes())?;
+    pub(crate) fn agree(self, norm: Norm, groups: &Groups) -> Result<Verdict, EngineError> {
+        let told = groups.exchange("step", &self.to_bytes())?;
         let reports: Vec<Self> = told.iter().map(|bytes| Self::from_bytes(bytes)).collect();
-        let ranked = || reports.iter().zip(comm.world_size().ranks());
+        let ranked = || reports.iter().zip(groups.world().world_size().ranks());
         if let Some((_, rank)) = ranked().find(|(report, _)| report.refuses) {
             return Err(EngineError::PeerRefused { rank });
         }

@@ -85,7 +85,7 @@ impl Collected {
         groups: &Groups,
         params: &[(&ParamSpec, Sharing)],
     ) -> Result<Agreed, EngineError> {
-        let told = groups.world().exchange(call, &self.to_bytes())?;
+        let told = groups.exchange(call, &self.to_bytes())?;
         let all: Vec<Self> =
             told.iter().map(|bytes| Self::from_bytes(bytes, self.used.len())).collect();
         let ranks = || all.iter().zip((0..).map(Rank));

@@ -7,7 +7,7 @@ use std::thread;
 use oxizero::optim::{AdamW, LrSchedule, MomentOptions};
 use oxizero::{
     Buffer, Bytes, DType, Engine, EngineError, EngineOptions, GradView, GroupOptions,
-    OptimizerSetup, ParamId, ParamSpec, Precision, Stage, UnitId, WorldSize,
+    OptimizerSetup, Overlap, ParamId, ParamSpec, Precision, Reach, Stage, UnitId, WorldSize,
 };
 use oxizero_comm::{Communicator, threads};
 
@@ -47,8 +47,12 @@ fn check(stage: Stage, comm: Box<dyn Communicator>) {
     let mut engine = engine(stage, comm);
     let options = engine.options().clone();
     let rule = AdamW::new(MomentOptions::default()).unwrap();
-    let ranks = engine.communicator().world_size();
-    let planned = options.plan(engine.params(), &[UNIT], &rule, ranks, false);
+    let reach = Reach {
+        world_size: engine.communicator().world_size(),
+        shares_replicas: false,
+        overlap: Overlap::Off,
+    };
+    let planned = options.plan(engine.params(), &[UNIT], &rule, reach);
     assert_eq!(planned.unwrap(), engine.plan());
     let elements = engine.local_param(PARAM).unwrap().unwrap().elements;
     // 1.001 is 1 in bf16.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use oxizero::comm::Communicator;
 use oxizero::{
-    Boundary, Buffer, DType, EngineError, EngineOptions, GradIn, LossScale, ModelGrads, Norm,
-    Numel, ParamId, Rank, StepOutcome, ViewMut,
+    Backend, Boundary, Buffer, DType, EngineError, EngineOptions, GradIn, LossScale, ModelGrads,
+    Norm, Numel, Observer, ParamId, Rank, StepOutcome, Trace, ViewMut,
 };
 use oxizero_device::kernels::cast;
 use pyo3::exceptions::PyValueError;
@@ -127,7 +127,9 @@ impl Engine {
         let optimizer = setup::optimizer(&groups, &rules)?;
         let initial = setup::initial(&params)?;
         let engine = py.detach(|| {
-            let backend = world.connect_for(config.0.copies)?;
+            let trace = trace(config, &world)?;
+            let backend = world.connect_for(config.0.copies, config.0.overlap)?;
+            let backend = Backend { observer: trace, ..backend };
             let mut write = |param: ParamId, weights: ViewMut<'_>| {
                 // What has no initial weights starts from zeros.
                 if let Some(initial) = initial[param.0] {
@@ -354,6 +356,13 @@ impl Engine {
         let (buffer, root) = (tensor.into_buffer()?, Rank(root));
         self.run(py, |engine| broadcast(engine.alike().1, buffer, root).map(drop))
     }
+}
+
+/// Who writes what this rank does, if the configuration asks for it.
+fn trace(config: &Config, world: &World) -> PyResult<Option<Arc<dyn Observer>>> {
+    let Some(path) = &config.0.trace else { return Ok(None) };
+    let (rank, size) = world.place()?;
+    Ok(Some(Arc::new(Trace::create(path.as_ref(), rank, size)?)))
 }
 
 fn broadcast(comm: &dyn Communicator, packed: Buffer, root: Rank) -> Result<Buffer, EngineError> {

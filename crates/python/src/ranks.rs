@@ -21,7 +21,7 @@ impl Ranks {
     /// Joins the others; blocks until all have come.
     #[new]
     fn new(py: Python<'_>, world: World) -> PyResult<Self> {
-        let connected = py.detach(|| world.connect_for(WeightCopies::Ranks))?;
+        let connected = py.detach(|| world.connect_for(WeightCopies::Ranks, Some(false)))?;
         Ok(Self(OfProcess::new(connected.communicator)))
     }
 

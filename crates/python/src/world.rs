@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use oxizero::comm::library::communicator;
 use oxizero::comm::shm::{Options, Replicas};
-use oxizero::comm::{Communicator, shm, threads};
+use oxizero::comm::{Communicator, has_spare_processors, overlapped, shm, threads};
 use oxizero::{Backend, ProcessGroup, Rank, Storage, WorldSize};
 use oxizero_core::ConfigError;
 use oxizero_core::deepspeed::WeightCopies;
@@ -60,12 +60,34 @@ impl World {
         }
     }
 
-    /// Joins the others, for these copies of weights; blocks until all have come.
-    pub(crate) fn connect_for(self, copies: WeightCopies) -> PyResult<Backend> {
+    /// Joins the others, for these copies of weights; blocks until all have come. The native back
+    /// end's operations run beside the caller's work if `overlap` says so, or, where it says
+    /// nothing, if there are processors for it.
+    pub(crate) fn connect_for(
+        self,
+        copies: WeightCopies,
+        overlap: Option<bool>,
+    ) -> PyResult<Backend> {
         match self {
             Self::Torch(torch) => torch.connect(copies),
-            Self::Native(native) => native.connect_for(copies).map(Backend::host),
+            Self::Native(native) => {
+                let size = world_size(native.size)?;
+                let comm = native.connect_for(copies)?;
+                Ok(Backend::host(match overlap.unwrap_or_else(|| has_spare_processors(size)) {
+                    true => overlapped(comm, interrupted).map_err(error::comm)?,
+                    false => comm,
+                }))
+            }
         }
+    }
+
+    /// This process's place, and how many there are.
+    pub(crate) fn place(&self) -> PyResult<(Rank, WorldSize)> {
+        let (rank, size) = match self {
+            Self::Torch(torch) => (torch.rank, torch.size),
+            Self::Native(native) => (native.rank, native.size),
+        };
+        Ok((Rank(rank), world_size(size)?))
     }
 }
 
@@ -87,7 +109,8 @@ impl Torch {
             deadline: seconds(self.deadline)?,
         };
         let storage = Storage::Device(std::sync::Arc::new(device));
-        Ok(Backend { storage, communicator: communicator(group) })
+        // torch runs its operations on streams and threads of its own, as it sees fit.
+        Ok(Backend { storage, communicator: communicator(group), observer: None })
     }
 }
 

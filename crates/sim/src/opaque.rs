@@ -39,7 +39,7 @@ impl Opaque {
         let members = ProcessGroup::world(comm.world_size());
         let library = Moved { comm, members, device: self.clone() };
         let storage = Storage::Device(Arc::new(self.clone()));
-        Backend { storage, communicator: communicator(library) }
+        Backend { storage, communicator: communicator(library), observer: None }
     }
 
     /// How often the host read something of it so far.

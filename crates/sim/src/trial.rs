@@ -190,7 +190,7 @@ impl Trial {
         device: &Opaque,
         comm: Box<dyn Communicator>,
     ) -> Result<Member, OptimError> {
-        let Backend { storage, communicator } = device.backend(comm);
+        let Backend { storage, communicator, .. } = device.backend(comm);
         let member = self.member(communicator)?;
         Ok(Member { storage, rule: Box::new(OnOpaque(member.rule)), ..member })
     }
@@ -219,10 +219,23 @@ impl Trial {
     ///
     /// If a rank fails.
     pub fn run(&self) -> Vec<Trained> {
-        world::run(self.ranks, |comm| match self.engine(comm) {
+        world::run(self.ranks, |comm| self.trained(comm))
+    }
+
+    /// The same, with every rank's operations on a thread of their own.
+    ///
+    /// # Panics
+    ///
+    /// If a rank fails.
+    pub fn run_overlapped(&self) -> Vec<Trained> {
+        world::run_overlapped(self.ranks, |comm| self.trained(comm))
+    }
+
+    fn trained(&self, comm: Box<dyn Communicator>) -> Trained {
+        match self.engine(comm) {
             Ok((trained, _)) => trained,
             Err(error) => panic!("{error}"),
-        })
+        }
     }
 
     /// An engine that has not trained yet.
@@ -243,7 +256,8 @@ impl Trial {
             let values = self.initial_of(param.0, self.instance(param.0, rank));
             kernels::cast(View::F32(&values), weights);
         };
-        let (options, backend) = (self.options.clone(), Backend { storage, communicator: comm });
+        let backend = Backend { storage, communicator: comm, observer: None };
+        let options = self.options.clone();
         Engine::on_backend(specs, self.order(), options, optimizer, backend, &mut initial)
     }
 

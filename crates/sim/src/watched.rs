@@ -7,7 +7,7 @@ use std::time::Duration;
 use oxizero_comm::{
     Allocated, CommError, Communicator, Handle, OwnShard, PeerViews, ReduceScatter, Traffic,
 };
-use oxizero_core::{Bytes, DType, ProcessGroup, Random, Rank, WorldSize};
+use oxizero_core::{Bytes, DType, Overlap, ProcessGroup, Random, Rank, WorldSize};
 use oxizero_device::{Buffer, Region};
 
 /// What is done to the ranks of a world.
@@ -17,6 +17,9 @@ pub struct Plan {
     pub delays: Option<Delays>,
     /// A rank that dies.
     pub death: Option<Death>,
+    /// Whether each rank's operations run on a thread of their own: there they are delayed, and
+    /// there a rank dies.
+    pub overlap: Overlap,
 }
 
 /// Delays before every operation of every rank, drawn uniformly and repeatably.

@@ -3,8 +3,8 @@
 use std::panic::resume_unwind;
 use std::thread;
 
-use oxizero_comm::{CommError, Communicator, shm, threads};
-use oxizero_core::WorldSize;
+use oxizero_comm::{CommError, Communicator, overlapped, shm, threads};
+use oxizero_core::{Overlap, WorldSize};
 
 use crate::watched::{Log, Plan, Watched};
 
@@ -15,6 +15,15 @@ use crate::watched::{Log, Plan, Watched};
 /// If `ranks` is zero, or a rank panics: with the first one's panic.
 pub fn run<T: Send>(ranks: usize, rank: impl Fn(Box<dyn Communicator>) -> T + Sync) -> Vec<T> {
     start(members(ranks), &rank)
+}
+
+/// As [`run`], with every rank's operations on a thread of their own.
+pub fn run_overlapped<T: Send>(
+    ranks: usize,
+    rank: impl Fn(Box<dyn Communicator>) -> T + Sync,
+) -> Vec<T> {
+    let members = members(ranks).into_iter().map(|comm| placed(comm, Overlap::On));
+    start(members.collect(), &rank)
 }
 
 /// As [`run`], with every rank's communicator watched under `plan`. The logs tell what each rank
@@ -28,7 +37,7 @@ pub fn run_watched<T: Send>(
     let (members, logs): (Vec<_>, Vec<_>) = watched
         .map(|comm| {
             let log = comm.log();
-            (Box::new(comm) as Box<dyn Communicator>, log)
+            (placed(Box::new(comm), plan.overlap), log)
         })
         .unzip();
     (start(members, &rank), logs)
@@ -55,6 +64,18 @@ pub fn run_shared<T: Send>(
 
 fn members(ranks: usize) -> Vec<Box<dyn Communicator>> {
     threads::group(WorldSize::new(ranks).expect("a world has at least one rank"))
+}
+
+/// The communicator, with its operations on a thread of their own if that is asked for.
+///
+/// # Panics
+///
+/// If the system gives no thread.
+pub fn placed(comm: Box<dyn Communicator>, overlap: Overlap) -> Box<dyn Communicator> {
+    match overlap {
+        Overlap::Off => comm,
+        Overlap::On => overlapped(comm, || false).expect("the system gives a thread"),
+    }
 }
 
 /// One thread a member.

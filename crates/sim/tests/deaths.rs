@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use oxizero::{EngineError, EngineOptions, StepOutcome};
 use oxizero_comm::CommError;
-use oxizero_core::{DType, ParamSpec, Precision, Rank, Stage, UnitId};
+use oxizero_core::{DType, Overlap, ParamSpec, Precision, Rank, Stage, UnitId};
 use oxizero_sim::layouts;
 use oxizero_sim::opaque::Opaque;
 use oxizero_sim::trial::Trial;
@@ -14,14 +14,15 @@ use oxizero_sim::world;
 
 #[test]
 fn whenever_a_rank_dies_the_others_name_it() {
-    for stage in Stage::ALL {
+    let overlaps = [Overlap::Off, Overlap::On];
+    for (stage, overlap) in Stage::ALL.into_iter().flat_map(|s| overlaps.map(|o| (s, o))) {
         let trial = Trial { ranks: 3, steps: 2, ..two_units(stage) };
         let (_, logs) = world::run_watched(3, Plan::default(), |comm| trial.engine(comm).is_ok());
         let operations = logs[1].operations().len();
         assert!(operations > 5, "{stage:?} has {operations} operations");
         for operation in 0..operations {
             let death = Death { rank: Rank(1), operation };
-            let plan = Plan { death: Some(death), ..Plan::default() };
+            let plan = Plan { death: Some(death), overlap, ..Plan::default() };
             let (ended, _) =
                 world::run_watched(3, plan, |comm| trial.engine(comm).map(|(t, _)| t).err());
             let [first, dead, last] = &ended[..] else { panic!("three ranks") };
@@ -42,14 +43,16 @@ fn whenever_a_rank_dies_the_others_name_it() {
 /// Between two groups of two, the survivors learn of it whether the dead rank is of theirs or not.
 #[test]
 fn whenever_a_rank_of_a_mesh_dies_all_others_fail() {
-    for stage in Stage::ALL {
+    let overlaps = [Overlap::Off, Overlap::On];
+    for (stage, overlap) in Stage::ALL.into_iter().flat_map(|s| overlaps.map(|o| (s, o))) {
         let options = EngineOptions::new(stage, Precision::of_model(DType::Bf16));
         let mesh = layouts::mesh(&[("data", 2), ("expert", 2)]);
         let trial = Trial { steps: 2, ..layouts::model_of(options, &mesh) };
         let (_, logs) = world::run_watched(4, Plan::default(), |comm| trial.engine(comm).is_ok());
         let operations = logs[2].operations().len();
         for operation in (0..operations).step_by(3) {
-            let plan = Plan { death: Some(Death { rank: Rank(2), operation }), ..Plan::default() };
+            let death = Some(Death { rank: Rank(2), operation });
+            let plan = Plan { death, overlap, ..Plan::default() };
             let (ended, _) =
                 world::run_watched(4, plan, |comm| trial.engine(comm).map(|(t, _)| t).err());
             for (rank, ended) in ended.into_iter().enumerate() {

@@ -7,7 +7,7 @@
 use std::io;
 
 use clap::Args;
-use oxizero::{Engine, EngineOptions, GroupOptions, OptimizerSetup, StepOutcome};
+use oxizero::{Engine, EngineOptions, GroupOptions, OptimizerSetup, Overlap, Reach, StepOutcome};
 use oxizero_comm::Communicator;
 use oxizero_comm::shm::Replicas;
 use oxizero_core::config::Launch;
@@ -71,7 +71,8 @@ impl Benchmark for Memory {
         }
         let specs = model::specs(self.params, TENSORS, MODEL);
         let order = MicroBatch::new(&specs).order();
-        let plan = self.options().plan(&specs, &order, &rule(), world_size, false)?;
+        let reach = Reach { world_size, shares_replicas: false, overlap: Overlap::Off };
+        let plan = self.options().plan(&specs, &order, &rule(), reach)?;
         room::check("params", &self.params, plan.peak_total * world_size.get())
     }
 

@@ -5,7 +5,7 @@
 //! gradients and weights, which repeat, so that the hash of one parameter's first elements is that
 //! of the model; all others are compared with them.
 
-use oxizero::{Engine, EngineOptions, GroupOptions, OptimizerSetup, StepOutcome};
+use oxizero::{Engine, EngineOptions, GroupOptions, OptimizerSetup, Overlap, Reach, StepOutcome};
 use oxizero_comm::Communicator;
 use oxizero_core::{
     Bytes, ConfigError, DType, Numel, ParamId, ParamSpec, Precision, ProcessGroup, Stage, WorldSize,
@@ -43,7 +43,8 @@ impl Setting {
         shares_replicas: bool,
     ) -> Result<Bytes, ConfigError> {
         let (specs, order) = (&self.specs, MicroBatch::new(&self.specs).order());
-        let plan = self.options().plan(specs, &order, &rule(), world_size, shares_replicas)?;
+        let reach = Reach { world_size, shares_replicas, overlap: Overlap::Off };
+        let plan = self.options().plan(specs, &order, &rule(), reach)?;
         Ok((plan.peak_total + self.numel().bytes(self.dtype)) * world_size.get())
     }
 

@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use clap::Args;
+use oxizero::Backend;
 use oxizero_core::config::{Launch, ModelConfig, RunConfig, TrainConfig};
 use oxizero_core::{Config, Rank};
 
@@ -93,7 +94,7 @@ impl Accumulation {
         for config in configs {
             let corpus = Corpus::load(config)?;
             let (config, folder) = (config.clone(), folder.into());
-            let job = Job { config, folder, json: false, resume: None, corpus };
+            let job = Job { config, folder, json: false, resume: None, trace: None, corpus };
             self.train(job, &interrupt, &mut results)?;
         }
         show(&format!("\n{}", report::words(&results)))?;
@@ -187,7 +188,7 @@ fn train(
     let run = job.config.run.clone();
     launch::run_here(&run, interrupt, move |comm| {
         let is_shown = comm.rank() == Rank(0);
-        let mut trainer = Trainer::new(&job, comm)?;
+        let mut trainer = Trainer::new(&job, Backend::host(comm))?;
         let trained = rank::train(&job, &mut trainer, entropy, &mut |event| match event {
             Event::Evaluation(evaluation) if is_shown => {
                 let (step, bits) = (evaluation.step, evaluation.bits_per_byte);

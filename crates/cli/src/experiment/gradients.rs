@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use oxizero::Backend;
 use oxizero_core::{DType, Precision};
 
 use super::results::{Cause, GradError, Weights};
@@ -58,7 +59,7 @@ impl Probe<'_> {
         job.config.precision = precision;
         job.config.train.gradient_accumulation_steps = window;
         launch::run_here(&self.job.config.run, self.interrupt, move |comm| {
-            let mut trainer = Trainer::new(&job, comm)?;
+            let mut trainer = Trainer::new(&job, Backend::host(comm))?;
             if let Some(masters) = &masters {
                 trainer.set_masters(masters)?;
             }

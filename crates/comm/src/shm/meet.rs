@@ -15,7 +15,7 @@ use super::signal::Signal;
 use super::{Process, Replicas};
 use crate::operation::{Kind, Operation};
 use crate::peer_views::PeerPieces;
-use crate::queue::INTERRUPTED;
+use crate::queue::{INTERRUPTED, is_interrupted};
 use crate::transport::{Failure, Lender, Offer, Peers, Transport};
 use crate::waits::Watch;
 use crate::{Allocated, CommError};
@@ -103,7 +103,7 @@ impl ShmTransport {
             let own = self.process.rank;
             let mut interrupted = false;
             let waits = || {
-                interrupted = (self.process.interrupted)();
+                interrupted = is_interrupted(self.process.interrupted);
                 control.waits(self.ranks_of_the_world())
             };
             let new = gone.or_else(|| watch.look(own, rank, waits));

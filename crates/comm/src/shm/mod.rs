@@ -52,7 +52,8 @@ pub struct Options {
     /// Whose memory replicas lie in, in all groups of the world; the same on every rank.
     pub replicas: Replicas,
     /// Asked about ten times a second while this rank waits for another, on the thread that waits:
-    /// whether it is to give up, as after Ctrl-C. Then the world is aborted.
+    /// whether it is to give up, as after Ctrl-C. Then the world is aborted. Not asked on a thread
+    /// of [`overlapped`](crate::overlapped()), which asks by itself.
     pub interrupted: fn() -> bool,
 }
 

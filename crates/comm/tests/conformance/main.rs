@@ -11,6 +11,7 @@ mod meshes;
 mod one_by_one;
 mod overlap;
 mod processes;
+mod setting;
 mod views;
 
 use std::time::Duration;
@@ -18,7 +19,8 @@ use std::time::Duration;
 use oxizero_comm::{CommError, Communicator, overlapped, threads};
 use oxizero_core::{Rank, WorldSize};
 
-use self::processes::{Setting, run_in_every_world};
+use self::processes::run_in_every_world;
+use self::setting::Setting;
 
 /// What one rank does in a test; it fails by a panic.
 type Case = fn(Box<dyn Communicator>);
@@ -37,15 +39,18 @@ macro_rules! conformance {
             $(#[test] fn $name() { super::in_threads_overlapped(super::$module::$name); })*
         }
         mod on_processes {
-            use super::processes::{Setting, run_in_every_world};
+            use super::processes::run_in_every_world;
+            use super::setting::Setting;
             $(#[test] fn $name() { run_in_every_world(stringify!($name), Setting::Shared); })*
         }
         mod on_processes_overlapped {
-            use super::processes::{Setting, run_in_every_world};
+            use super::processes::run_in_every_world;
+            use super::setting::Setting;
             $(#[test] fn $name() { run_in_every_world(stringify!($name), Setting::Overlapped); })*
         }
         mod on_processes_with_private_replicas {
-            use super::processes::{Setting, run_in_every_world};
+            use super::processes::run_in_every_world;
+            use super::setting::Setting;
             $(#[test] fn $name() { run_in_every_world(stringify!($name), Setting::Private); })*
         }
         /// What a process of a test's world may be asked to do.

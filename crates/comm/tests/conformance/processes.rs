@@ -10,6 +10,7 @@ use oxizero_core::{Bytes, DType, Numel, ProcessGroup, Rank, WorldSize};
 use oxizero_device::Buffer;
 use rustix::process::{Pid, Signal};
 
+use crate::setting::{SETTING, Setting, is_set};
 use crate::{CASES, Case, DEADLINE, WORLDS, deadlocks, meshes, views};
 
 /// What only processes can show.
@@ -53,22 +54,6 @@ fn process_of_a_world() {
     let (_, case) = CASES.iter().chain(ROLES).find(|(name, _)| *name == case).unwrap();
     let comm = shm::connect(options).unwrap();
     case(if is_set(Setting::Overlapped) { overlapped(comm, || false).unwrap() } else { comm });
-}
-
-/// What the processes of a world are started with.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Setting {
-    Shared,
-    /// Replicas are each process's own.
-    Private,
-    /// Operations run on a thread of their own.
-    Overlapped,
-}
-
-const SETTING: &str = "OXIZERO_TEST_SETTING";
-
-fn is_set(setting: Setting) -> bool {
-    std::env::var(SETTING).unwrap() == format!("{setting:?}")
 }
 
 /// The processes of one world. Those that still run are killed with it.

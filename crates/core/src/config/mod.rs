@@ -153,6 +153,7 @@ master = "f32"
 [zero]
 stage = 3
 bucket_bytes_max = 4096
+overlap = true
 
 [optimizer]
 kind = "sgd"

@@ -14,6 +14,9 @@ pub struct ZeroConfig {
     /// At most so many bytes of model weights in a bucket; absent for one bucket a unit (a
     /// transformer block, the embedding).
     pub bucket_bytes_max: Option<usize>,
+    /// Whether collectives run on a thread of their own, beside the model's arithmetic; absent for
+    /// where there are more processors than ranks.
+    pub overlap: Option<bool>,
 }
 
 /// The update rule.
@@ -121,7 +124,7 @@ pub enum Recompute {
 
 impl Default for ZeroConfig {
     fn default() -> Self {
-        Self { stage: Stage::Zero2, bucket_bytes_max: None }
+        Self { stage: Stage::Zero2, bucket_bytes_max: None, overlap: None }
     }
 }
 

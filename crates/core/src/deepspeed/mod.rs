@@ -68,6 +68,12 @@ pub struct DeepSpeedConfig {
     /// What the engine runs on, from the section `oxizero`, which DeepSpeed does not have; `None`
     /// for what the model's device asks for.
     pub back_end: Option<BackEnd>,
+    /// Whether the native back end's collectives run beside the model's arithmetic; `None` for
+    /// where there are more processors than ranks. torch's run where torch has them.
+    pub overlap: Option<bool>,
+    /// The file that tells what each rank did, and when, if one is asked for: `oxizero.trace`,
+    /// which DeepSpeed has not.
+    pub trace: Option<String>,
 }
 
 /// Who has a copy of replicated model weights.
@@ -156,7 +162,7 @@ impl DeepSpeedConfig {
     fn parse(mut top: Section, world_size: WorldSize) -> Result<Self, ConfigError> {
         let batch = batch_sizes(&mut top, world_size)?;
         let (model_dtype, loss_scaling, check_finite) = half(&mut top)?;
-        let (stage, bucket_numel_max, leaf_modules) = zero(&mut top)?;
+        let zero = zero(&mut top)?;
         let reduce = top.one_of("communication_data_type", DTYPES)?;
         let accumulate = data_types(&mut top, model_dtype)?;
         let clip_norm = top.number("gradient_clipping")?.filter(|norm| *norm > 0.0);
@@ -171,11 +177,11 @@ impl DeepSpeedConfig {
             _ => LastBatch::Kept,
         };
         what_changes_nothing(&mut top)?;
-        let (copies, back_end) = own(&mut top, stage)?;
+        let (copies, back_end, trace) = own(&mut top, zero.stage)?;
         top.off(off::TOP)?;
         top.end()?;
         Ok(Self {
-            stage,
+            stage: zero.stage,
             batch,
             model_dtype,
             reduce,
@@ -183,8 +189,8 @@ impl DeepSpeedConfig {
             loss_scaling,
             check_finite,
             clip_norm,
-            bucket_numel_max,
-            leaf_modules,
+            bucket_numel_max: zero.bucket_numel_max,
+            leaf_modules: zero.leaf_modules,
             optimizer,
             scheduler,
             log_level,
@@ -192,6 +198,8 @@ impl DeepSpeedConfig {
             last_batch,
             copies,
             back_end,
+            overlap: zero.overlap,
+            trace,
         })
     }
 
@@ -315,10 +323,22 @@ fn fp16(mut section: Section) -> Result<Option<LossScaling>, ConfigError> {
     Ok(enabled.then_some(scaling))
 }
 
-/// The stage, and the most elements of a bucket.
-fn zero(top: &mut Section) -> Result<(Stage, Numel, LeafModules), ConfigError> {
+/// What is sharded, in which portions, and whether these travel beside the model's arithmetic.
+struct Zero {
+    stage: Stage,
+    bucket_numel_max: Numel,
+    leaf_modules: LeafModules,
+    overlap: Option<bool>,
+}
+
+fn zero(top: &mut Section) -> Result<Zero, ConfigError> {
     let Some(mut section) = top.section("zero_optimization")? else {
-        return Ok((Stage::Zero0, Numel(BUCKET_NUMEL), LeafModules::default()));
+        return Ok(Zero {
+            stage: Stage::Zero0,
+            bucket_numel_max: Numel(BUCKET_NUMEL),
+            leaf_modules: LeafModules::default(),
+            overlap: None,
+        });
     };
     let stage = section.count("stage", 0)?.unwrap_or(0);
     let stage = match Stage::ALL.get(stage) {
@@ -337,9 +357,7 @@ fn zero(top: &mut Section) -> Result<(Stage, Numel, LeafModules), ConfigError> {
     section.only("compute_grad_norm", true, "the pass that checks gradients gives their norm")?;
     section.only("load_from_fp32_weights", true, off::NOT_HERE)?;
     section.only("override_module_apply", true, off::NOT_HERE)?;
-    // It moves work in time and changes no result: buckets are reduced as they fill, or, where the
-    // back end cannot overlap, at the same places one after the other.
-    section.switch("overlap_comm")?;
+    let overlap = section.switch("overlap_comm")?;
     if let Some(size) = section.count("zero_hpz_partition_size", 1)?.filter(|size| *size > 1) {
         let reason = "all ranks are one group".into();
         let instead = "leave the field out".into();
@@ -349,7 +367,8 @@ fn zero(top: &mut Section) -> Result<(Stage, Numel, LeafModules), ConfigError> {
     let leaf_modules = stage3::parse(&mut section)?;
     section.off(off::ZERO)?;
     section.end()?;
-    Ok((stage, Numel(asked.unwrap_or(BUCKET_NUMEL)), leaf_modules))
+    let bucket_numel_max = Numel(asked.unwrap_or(BUCKET_NUMEL));
+    Ok(Zero { stage, bucket_numel_max, leaf_modules, overlap })
 }
 
 /// The accumulators' dtype; `model` is the one that parameters are cast to.
@@ -398,9 +417,14 @@ fn what_changes_nothing(top: &mut Section) -> Result<(), ConfigError> {
     timers.end()
 }
 
-/// The engine's own section: who has a copy of the weights.
-fn own(top: &mut Section, stage: Stage) -> Result<(WeightCopies, Option<BackEnd>), ConfigError> {
-    let Some(mut section) = top.section("oxizero")? else { return Ok((WeightCopies::Ranks, None)) };
+/// The engine's own section: who has a copy of the weights, the back end, where the trace goes.
+type Own = (WeightCopies, Option<BackEnd>, Option<String>);
+
+fn own(top: &mut Section, stage: Stage) -> Result<Own, ConfigError> {
+    let Some(mut section) = top.section("oxizero")? else {
+        return Ok((WeightCopies::Ranks, None, None));
+    };
+    let trace = section.text("trace")?;
     let back_end = section.one_of("backend", BACK_ENDS)?;
     let share_weights = section.switch("share_weights")?.unwrap_or(false);
     section.end()?;
@@ -419,7 +443,7 @@ fn own(top: &mut Section, stage: Stage) -> Result<(WeightCopies, Option<BackEnd>
             advice: "its ranks have a copy of the weights each; use the native back end".into(),
         });
     }
-    Ok((copies, back_end))
+    Ok((copies, back_end, trace))
 }
 
 /// Ways to keep sums in narrow dtypes from overflowing, where sums are f32.

@@ -190,6 +190,16 @@ impl Section {
         }
     }
 
+    /// Text that is not empty, such as a path.
+    pub(super) fn text(&mut self, name: &'static str) -> Result<Option<String>, ConfigError> {
+        const ALLOWED: &str = "text in quotes";
+        match self.take(name, ALLOWED)? {
+            None => Ok(None),
+            Some(Value::String(text)) if !text.is_empty() => Ok(Some(text)),
+            Some(other) => self.value_error(name, &other, ALLOWED),
+        }
+    }
+
     /// A list of names; empty if it is absent.
     pub(super) fn strings(&mut self, name: &'static str) -> Result<Vec<String>, ConfigError> {
         const ALLOWED: &str = "a list of names";

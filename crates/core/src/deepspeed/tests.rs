@@ -48,6 +48,8 @@ fn a_configuration_as_people_have_it_is_honoured() {
         copies: WeightCopies::Ranks,
         last_batch: LastBatch::Kept,
         back_end: None,
+        overlap: Some(true),
+        trace: None,
     };
     assert_eq!(config, expected);
 }
@@ -252,6 +254,22 @@ fn one_copy_of_the_weights_is_for_stages_that_have_copies() {
     assert!(conflict.contains("oxizero.share_weights") && conflict.contains("stage = 3"));
     let unknown = read_copies(1, "\"share_weight\": true").unwrap_err().to_string();
     assert!(unknown.contains("oxizero.share_weights"), "{unknown}");
+}
+
+#[test]
+fn overlap_and_the_trace_are_as_asked() {
+    let of = |text: &str| {
+        let DeepSpeedConfig { overlap, trace, .. } = read(text).unwrap();
+        (overlap, trace)
+    };
+    assert_eq!(of("{}"), (None, None));
+    let off = r#"{"zero_optimization": {"stage": 2, "overlap_comm": false}}"#;
+    assert_eq!(of(off), (Some(false), None));
+    assert_eq!(of(r#"{"oxizero": {"trace": "t.json"}}"#), (None, Some("t.json".into())));
+    for wrong in [r#"{"oxizero": {"trace": ""}}"#, r#"{"oxizero": {"trace": true}}"#] {
+        let said = refusal(wrong);
+        assert!(said.contains("oxizero.trace"), "{said}");
+    }
 }
 
 #[test]

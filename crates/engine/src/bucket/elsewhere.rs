@@ -1,39 +1,79 @@
 //! Full model weights that lie in memory of the front-end's own.
 
-use oxizero_comm::{CommError, Communicator};
+use oxizero_comm::{CommError, Communicator, Handle};
 use oxizero_device::{Buffer, View, kernels};
 
-use super::{Bucket, Full, Model, offset};
+use super::{Bucket, Full, Model, gather, offset};
+use crate::observer::Observation;
+
+/// The front-end's memory, while the engine has it.
+#[derive(Debug)]
+pub(super) enum Arriving {
+    /// It is being filled; this rank's shard takes part.
+    Filling(Handle<(Buffer, Buffer)>),
+    Filled(Buffer),
+}
 
 impl Bucket {
-    /// Writes the full model weights to `full`, which has as many elements of their dtype.
-    pub(crate) fn gather_into(
+    /// Starts to write the full model weights to `full`, which has as many elements of their dtype.
+    pub(crate) fn start_gather(
         &mut self,
         mut full: Buffer,
         comm: &dyn Communicator,
-    ) -> Result<Buffer, CommError> {
-        self.gathered()?; // waits for what is on its way
-        match &mut self.model {
+        seen: Observation,
+    ) -> Result<(), CommError> {
+        self.settle()?;
+        self.arriving = Some(match &mut self.model {
             Model::Replicated(weights) => {
                 let weights = weights.as_ref().expect("weights are there between collectives");
                 kernels::cast(weights.view(), full.view_mut());
-                Ok(full)
+                Arriving::Filled(full)
             }
             Model::Sharded { shard, full: held } => {
                 let own = shard.take().expect("a shard is there between collectives");
-                let (own, full) = comm.all_gather_into(own, full)?.wait()?;
-                *shard = Some(own);
                 *held = Full::Elsewhere;
-                Ok(full)
+                Arriving::Filling(gather(comm, (own, full), seen))
             }
-        }
+        });
+        Ok(())
     }
 
-    /// The front-end holds the full model weights no longer.
-    pub(crate) fn let_go(&mut self) {
+    /// Whether the front-end's memory is being filled, or waits to be taken back.
+    pub(crate) fn is_arriving(&self) -> bool {
+        self.arriving.is_some()
+    }
+
+    /// Waits for what was started, and hands the filled memory out; `None` if nothing was.
+    pub(crate) fn finish_gather(&mut self) -> Result<Option<Buffer>, CommError> {
+        self.settle_arriving()?;
+        Ok(self.arriving.take().map(|arriving| match arriving {
+            Arriving::Filled(full) => full,
+            Arriving::Filling(_) => unreachable!("it was waited for"),
+        }))
+    }
+
+    /// Waits for the front-end's memory to be filled, if it is to be.
+    pub(super) fn settle_arriving(&mut self) -> Result<(), CommError> {
+        self.arriving = match self.arriving.take() {
+            Some(Arriving::Filling(handle)) => {
+                let (own, filled) = handle.wait()?;
+                if let Model::Sharded { shard, .. } = &mut self.model {
+                    *shard = Some(own);
+                }
+                Some(Arriving::Filled(filled))
+            }
+            other => other,
+        };
+        Ok(())
+    }
+
+    /// The front-end holds the full model weights no longer, nor waits for them.
+    pub(crate) fn let_go(&mut self) -> Result<(), CommError> {
+        self.finish_gather()?;
         if let Model::Sharded { full: full @ Full::Elsewhere, .. } = &mut self.model {
             *full = Full::Released;
         }
+        Ok(())
     }
 
     /// Whether the part of `full` that rests on this rank is as it was gathered. It is not asked

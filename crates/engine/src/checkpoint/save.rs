@@ -8,7 +8,7 @@ use oxizero_checkpoint::{
     BLOCK_BYTES, CheckpointError, Dtype, Group, Manifest, Planned, Role, RunFolder, Staging,
     Tensor, Training, Value, step_name,
 };
-use oxizero_core::{BucketId, Rank};
+use oxizero_core::Rank;
 
 use super::stored::Stored;
 use crate::bucket::Bucket;
@@ -143,9 +143,7 @@ impl Engine {
 
     /// Waits for weights that are on their way, and takes over what borrowers have written.
     fn settle_weights(&mut self) -> Result<(), EngineError> {
-        for id in (0..self.buckets.len()).map(BucketId) {
-            self.on_bucket(id, |bucket, _| bucket.gathered().map(drop))?;
-        }
+        self.settle()?;
         self.buckets.iter_mut().for_each(Bucket::take_over_lent);
         Ok(())
     }
@@ -154,7 +152,7 @@ impl Engine {
     fn stage(&mut self, run: &RunFolder, name: &str) -> Result<Staging, EngineError> {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let own = (since.as_nanos() as u64).rotate_left(20) ^ u64::from(std::process::id());
-        let told = self.groups.world().exchange("save", &own.to_le_bytes());
+        let told = self.groups.exchange("save", &own.to_le_bytes());
         let told = told.map_err(|error| self.fail(error))?;
         let nonce = told[0].as_slice().try_into().map(u64::from_le_bytes);
         let nonce = nonce.expect("every rank exchanges eight bytes");

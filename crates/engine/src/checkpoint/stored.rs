@@ -104,7 +104,7 @@ impl Engine {
         let own = || self.params.iter().map(|state| state.updates);
         let told = if self.specs.iter().any(distinct) {
             let bytes: Vec<u8> = own().flat_map(u64::to_le_bytes).collect();
-            let told = self.groups.world().exchange("save", &bytes);
+            let told = self.groups.exchange("save", &bytes);
             let told = told.map_err(|error| self.fail(error))?;
             told.iter().map(|bytes| numbers(bytes)).collect()
         } else {

@@ -9,9 +9,12 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use oxizero::chain::{Chain, Link};
 use oxizero::segment::{GradSink, Input, OutputGrad, Segment};
-use oxizero::{Engine, EngineError, EngineOptions, GradView, GroupOptions, OptimizerSetup};
+use oxizero::{
+    Backend, Engine, EngineError, EngineOptions, GradView, GroupOptions, OptimizerSetup,
+};
 use oxizero_comm::Communicator;
 use oxizero_core::{DType, ParamSpec, Precision, Stage, UnitId};
+use oxizero_device::{ViewMut, kernels};
 use oxizero_optim::{AdamW, LrSchedule, MomentOptions};
 
 /// Elements of each parameter.
@@ -88,6 +91,16 @@ pub(crate) fn engine(
     accumulation: usize,
     comm: Box<dyn Communicator>,
 ) -> Engine {
+    engine_on(stage, model, accumulation, Backend::host(comm))
+}
+
+/// The same on any back end of the host.
+pub(crate) fn engine_on(
+    stage: Stage,
+    model: DType,
+    accumulation: usize,
+    backend: Backend,
+) -> Engine {
     let spec = |unit| ParamSpec {
         contributions: if unit == 0 { 2 } else { 1 },
         ..ParamSpec::new(format!("p{unit}"), &[NUMEL], model, UnitId(unit))
@@ -100,8 +113,8 @@ pub(crate) fn engine(
         schedule: LrSchedule::constant(0),
     };
     let specs = (0..UNITS).map(spec).collect();
-    let mut initial = |_, weights: &mut [f32]| weights.fill(1.0);
-    Engine::new(specs, chain().order(), options, optimizer, comm, &mut initial).unwrap()
+    let mut initial = |_, weights: ViewMut<'_>| kernels::fill(weights, 1.0);
+    Engine::on_backend(specs, chain().order(), options, optimizer, backend, &mut initial).unwrap()
 }
 
 /// The model's segments.

@@ -12,7 +12,9 @@ mod windows;
 use std::time::Duration;
 
 use oxizero::{EngineOptions, GroupOptions, Norm, Reduction};
-use oxizero_core::{Bucketing, Bytes, DType, LossScale, LossScaling, Precision, Random, Stage};
+use oxizero_core::{
+    Bucketing, Bytes, DType, LossScale, LossScaling, Overlap, Precision, Random, Stage,
+};
 use oxizero_sim::odd::{ADAGRAD, ADAM, ADAMW, LION, SGD, backward, model_of};
 use oxizero_sim::oracle::Rule;
 use oxizero_sim::trial::{At, Ends, Reads, Trained, Trial};
@@ -153,12 +155,15 @@ fn shared_weights_train_as_the_oracle() {
                 };
                 let trial = Trial { ranks, ..model_of(options) };
                 let expected = trial.oracle();
-                let ended = world::run_shared(ranks, |comm| trial.engine(comm).map(|(t, _)| t));
-                let ended = ended.expect("the ranks find each other");
-                for (trained, expected) in ended.into_iter().zip(&expected) {
-                    let trained = trained.expect("nothing fails");
-                    let context = format!("{stage:?} {model} of {ranks}");
-                    assert_same(&trial, &trained, expected, &context);
+                for overlap in [Overlap::Off, Overlap::On] {
+                    let train = |comm| trial.engine(world::placed(comm, overlap));
+                    let ended = world::run_shared(ranks, |comm| train(comm).map(|(t, _)| t));
+                    let ended = ended.expect("the ranks find each other");
+                    for (trained, expected) in ended.into_iter().zip(&expected) {
+                        let trained = trained.expect("nothing fails");
+                        let context = format!("{stage:?} {model} of {ranks}, {overlap:?}");
+                        assert_same(&trial, &trained, expected, &context);
+                    }
                 }
             }
         }
@@ -174,11 +179,15 @@ fn delays_change_nothing() {
         let expected = trial.oracle();
         for seed in 0..3 {
             let delays = Some(Delays { seed, max: Duration::from_micros(200) });
-            let plan = Plan { delays, death: None };
-            let (ended, _) = world::run_watched(3, plan, |comm| trial.engine(comm).map(|(t, _)| t));
-            for (trained, expected) in ended.into_iter().zip(&expected) {
-                let trained = trained.expect("nothing fails");
-                assert_same(&trial, &trained, expected, &format!("{stage:?}, seed {seed}"));
+            for overlap in [Overlap::Off, Overlap::On] {
+                let plan = Plan { delays, overlap, ..Plan::default() };
+                let (ended, _) =
+                    world::run_watched(3, plan, |comm| trial.engine(comm).map(|(t, _)| t));
+                for (trained, expected) in ended.into_iter().zip(&expected) {
+                    let trained = trained.expect("nothing fails");
+                    let context = format!("{stage:?}, {overlap:?}, seed {seed}");
+                    assert_same(&trial, &trained, expected, &context);
+                }
             }
         }
     }
@@ -201,13 +210,16 @@ fn assert_parity(trial: &Trial) {
     assert_trains_to(trial, &expected);
 }
 
+/// Wherever operations run.
 fn assert_trains_to(trial: &Trial, expected: &[Trained]) {
-    for (rank, (trained, expected)) in trial.run().iter().zip(expected).enumerate() {
-        let context = format!(
-            "rank {rank} of {}, {:?}, seed {}, {:?}, {:?}",
-            trial.ranks, trial.rule, trial.seed, trial.ends, trial.options
-        );
-        assert_same(trial, trained, expected, &context);
+    for (run, overlap) in [(trial.run(), Overlap::Off), (trial.run_overlapped(), Overlap::On)] {
+        for (rank, (trained, expected)) in run.iter().zip(expected).enumerate() {
+            let context = format!(
+                "rank {rank} of {}, {:?}, seed {}, {:?}, {:?}, {overlap:?}",
+                trial.ranks, trial.rule, trial.seed, trial.ends, trial.options
+            );
+            assert_same(trial, trained, expected, &context);
+        }
     }
 }
 
