@@ -232,14 +232,15 @@ impl Engine {
         self.check_alive()?;
         self.unit_params(unit)?;
         let mut weights = Vec::with_capacity(self.units[unit.0].len());
-        for param in &self.units[unit.0] {
+        for index in 0..self.units[unit.0].len() {
+            let param = self.units[unit.0][index];
+            let id = self.params[param.0].bucket;
+            let gathered = self.wait_for(id, Bucket::gathered)?;
             let (state, spec) = (&self.params[param.0], &self.specs[param.0]);
-            let bucket = &mut self.buckets[state.bucket.0];
-            let not_gathered = EngineError::NotGathered { unit: unit.0 };
             weights.push(ParamWeights {
-                param: *param,
-                bucket: bucket.gathered()?.ok_or(not_gathered)?,
-                elements: bucket.spec().layout.slot(state.slot),
+                param,
+                bucket: gathered.ok_or(EngineError::NotGathered { unit: unit.0 })?,
+                elements: self.buckets[id.0].spec().layout.slot(state.slot),
                 shape: spec.shape.clone(),
                 trainable: spec.trainable,
             });

@@ -294,7 +294,7 @@ impl Engine {
     /// Collectives that moved tensors so far, and small exchanges.
     #[getter]
     fn collectives(&self, py: Python<'_>) -> PyResult<(usize, usize)> {
-        let traffic = self.lock(py)?.engine.traffic();
+        let traffic = self.run(py, |engine| Ok(engine.traffic()))?;
         Ok((traffic.collectives, traffic.exchanges))
     }
 

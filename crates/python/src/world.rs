@@ -109,7 +109,7 @@ impl Torch {
             deadline: seconds(self.deadline)?,
         };
         let storage = Storage::Device(std::sync::Arc::new(device));
-        // torch runs its operations on streams and threads of its own, as it sees fit.
+        // Its operations run where the caller's do: nothing overlaps here.
         Ok(Backend { storage, communicator: communicator(group), observer: None })
     }
 }

@@ -69,6 +69,30 @@ fn whenever_a_rank_of_a_mesh_dies_all_others_fail() {
     }
 }
 
+/// A gather fails where it is waited for, and the shard that was lent to it is lost.
+#[test]
+fn after_a_gather_has_failed_every_call_says_so() {
+    let trial = Trial { ranks: 2, ..two_units(Stage::Zero3) };
+    for overlap in [Overlap::Off, Overlap::On] {
+        let ended = world::run(2, |comm| {
+            let rank = comm.rank();
+            let mut engine = trial.start(world::placed(comm, overlap)).expect("the engine starts");
+            if rank == Rank(1) {
+                return Vec::new(); // and is gone
+            }
+            let reads = |engine: &mut oxizero::Engine| {
+                engine.pre_forward(UnitId(0))?;
+                engine.unit_weights(UnitId(0)).map(drop)
+            };
+            vec![reads(&mut engine), engine.discard_window(), reads(&mut engine)]
+        });
+        for result in &ended[0] {
+            let failed = matches!(result, Err(EngineError::Comm(CommError::PeerDead { .. })));
+            assert!(failed, "{overlap:?}: {result:?}");
+        }
+    }
+}
+
 /// Rank 1 keeps a view of its weights: nobody steps, and all may once it lets go.
 #[test]
 fn a_step_that_one_rank_refuses_is_taken_by_none_and_may_be_repeated() {
