@@ -235,7 +235,10 @@ impl Engine {
         for index in 0..self.units[unit.0].len() {
             let param = self.units[unit.0][index];
             let id = self.params[param.0].bucket;
-            let gathered = self.wait_for(id, Bucket::gathered)?;
+            if self.buckets[id.0].is_under_way() {
+                self.wait_for(id, Bucket::settle)?;
+            }
+            let gathered = self.on_bucket(id, |bucket, _| bucket.gathered())?;
             let (state, spec) = (&self.params[param.0], &self.specs[param.0]);
             weights.push(ParamWeights {
                 param,
