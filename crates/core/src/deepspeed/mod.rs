@@ -5,8 +5,10 @@
 //! Source: DeepSpeed 0.19, `runtime/config.py` and `runtime/zero/config.py`. Reads no files.
 
 mod activations;
+mod batch;
 #[cfg(test)]
 mod every_field;
+mod half;
 mod off;
 mod optimizer;
 mod scheduler;
@@ -14,15 +16,14 @@ mod section;
 mod stage3;
 #[cfg(test)]
 mod tests;
+mod zero;
 
 use serde_json::Value;
 
 use self::section::{Section, shown};
-use crate::{
-    ConfigError, DType, DynamicLossScale, LossScale, LossScaling, Numel, Placement, Precision,
-    Stage, WorldSize,
-};
+use crate::{ConfigError, DType, LossScaling, Numel, Placement, Precision, Stage, WorldSize};
 
+pub use self::batch::BatchSizes;
 pub use self::optimizer::{AdamSettings, OptimizerSettings, RuleSettings};
 pub use self::scheduler::{SchedulerKind, SchedulerSettings, SchedulerValue};
 pub use self::stage3::LeafModules;
@@ -118,17 +119,6 @@ pub enum LastBatch {
     Dropped,
 }
 
-/// Samples in a batch; `train = micro * accumulation * world size`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BatchSizes {
-    /// Samples of one rank's micro-batch; `None` where the file does not say.
-    pub micro: Option<usize>,
-    /// Micro-batches of a rank in one step.
-    pub accumulation: usize,
-    /// Samples of all ranks in one step; `None` where the file does not say.
-    pub train: Option<usize>,
-}
-
 const DTYPES: &[(&str, DType)] =
     &[("fp32", DType::F32), ("bf16", DType::Bf16), ("fp16", DType::F16)];
 
@@ -141,8 +131,6 @@ const LOG_LEVELS: &[(&str, LogLevel)] = &[
 ];
 
 const BACK_ENDS: &[(&str, BackEnd)] = &[("native", BackEnd::Native), ("torch", BackEnd::Torch)];
-
-const BUCKET_NUMEL: usize = 16 << 20;
 
 impl DeepSpeedConfig {
     /// Reads a configuration for a world of so many ranks.
@@ -160,12 +148,12 @@ impl DeepSpeedConfig {
     }
 
     fn parse(mut top: Section, world_size: WorldSize) -> Result<Self, ConfigError> {
-        let batch = batch_sizes(&mut top, world_size)?;
-        let (model_dtype, loss_scaling, check_finite) = half(&mut top)?;
-        let zero = zero(&mut top)?;
+        let batch = batch::parse(&mut top, world_size)?;
+        let (model_dtype, loss_scaling, check_finite) = half::parse(&mut top)?;
+        let zero = zero::parse(&mut top)?;
         let reduce = top.one_of("communication_data_type", DTYPES)?;
         let accumulate = data_types(&mut top, model_dtype)?;
-        let clip_norm = top.number("gradient_clipping")?.filter(|norm| *norm > 0.0);
+        let clip_norm = top.normal("gradient_clipping")?.filter(|norm| *norm > 0.0);
         prescaling(&mut top)?;
         let optimizer = top.section("optimizer")?.map(optimizer::parse).transpose()?;
         let scheduler = top.section("scheduler")?.map(scheduler::parse).transpose()?;
@@ -222,153 +210,6 @@ impl DeepSpeedConfig {
 /// DeepSpeed's name of a dtype.
 fn written(dtype: DType) -> &'static str {
     DTYPES.iter().find(|(_, known)| *known == dtype).map_or("", |(name, _)| name)
-}
-
-fn batch_sizes(top: &mut Section, world_size: WorldSize) -> Result<BatchSizes, ConfigError> {
-    let train = top.count("train_batch_size", 1)?;
-    let micro = top.count("train_micro_batch_size_per_gpu", 1)?;
-    let accumulation = top.count("gradient_accumulation_steps", 1)?;
-    let ranks = world_size.get();
-    let conflict = |accumulation: usize, micro: Option<usize>| {
-        let of_micro = micro.map(|micro| format!(" * train_micro_batch_size_per_gpu = {micro}"));
-        Err(ConfigError::Conflict {
-            first: format!("train_batch_size = {}", train.unwrap_or_default()),
-            second: format!(
-                "gradient_accumulation_steps = {accumulation}{}",
-                of_micro.unwrap_or_default()
-            ),
-            advice: format!("with {ranks} ranks they do not make a whole; leave one of them out"),
-        })
-    };
-    let product = |sizes: &[usize]| sizes.iter().try_fold(ranks, |all, n| all.checked_mul(*n));
-    let accumulation = match (train, micro, accumulation) {
-        (_, _, Some(accumulation)) => accumulation,
-        (Some(train), Some(micro), None) => match product(&[micro]) {
-            Some(pass) if train.is_multiple_of(pass) => train / pass,
-            _ => return conflict(1, Some(micro)),
-        },
-        _ => 1,
-    };
-    let micro = match (train, micro) {
-        (Some(train), None) => match product(&[accumulation]) {
-            Some(passes) if train.is_multiple_of(passes) => Some(train / passes),
-            _ => return conflict(accumulation, None),
-        },
-        _ => micro,
-    };
-    let whole = micro.and_then(|micro| product(&[micro, accumulation]));
-    match (train, whole) {
-        (Some(train), whole) if whole != Some(train) => conflict(accumulation, micro),
-        _ => Ok(BatchSizes { micro, accumulation, train: whole }),
-    }
-}
-
-/// The dtype of the model, how losses are scaled, and whether gradients are checked.
-fn half(top: &mut Section) -> Result<(Option<DType>, LossScaling, bool), ConfigError> {
-    let (new, old) = (top.section("bf16")?, top.section("bfloat16")?);
-    if new.is_some() && old.is_some() {
-        return Err(ConfigError::Conflict {
-            first: "bf16".into(),
-            second: "bfloat16".into(),
-            advice: "they are two names of one section; keep bf16".into(),
-        });
-    }
-    let bf16 = new.or(old).map(bf16).transpose()?.flatten();
-    let fp16 = top.section("fp16")?.map(fp16).transpose()?.flatten();
-    match (bf16, fp16) {
-        (Some(_), Some(_)) => Err(ConfigError::Conflict {
-            first: "bf16.enabled = true".into(),
-            second: "fp16.enabled = true".into(),
-            advice: "a model has one dtype; bf16 needs no loss scale".into(),
-        }),
-        (Some(check), None) => Ok((Some(DType::Bf16), LossScaling::default(), check)),
-        (None, Some(scaling)) => Ok((Some(DType::F16), scaling, true)),
-        (None, None) => Ok((None, LossScaling::default(), true)),
-    }
-}
-
-/// Whether gradients are checked; `None` where bf16 is off.
-fn bf16(mut section: Section) -> Result<Option<bool>, ConfigError> {
-    let enabled = section.switch("enabled")?.unwrap_or(false);
-    let check = section.switch("check_grad_overflow")?.unwrap_or(true);
-    section.switch("immediate_grad_update")?; // gradients are always taken as they come
-    section.off(&[
-        ("bf16_master_weights_and_grads", "master weights are f32"),
-        ("bf16_optimizer_states", "optimizer states are f32"),
-    ])?;
-    section.end()?;
-    Ok(enabled.then_some(check))
-}
-
-/// How losses are scaled; `None` where fp16 is off.
-fn fp16(mut section: Section) -> Result<Option<LossScaling>, ConfigError> {
-    let enabled = section.switch("enabled")?.unwrap_or(false);
-    let fixed = section.number("loss_scale")?.filter(|scale| *scale > 0.0);
-    let power = section.count("initial_scale_power", 0)?.unwrap_or(16);
-    let default = DynamicLossScale::default();
-    let dynamic = DynamicLossScale {
-        initial: (power as f64).exp2() as f32,
-        loss_scale_window: section.count("loss_scale_window", 1)?.unwrap_or(1000) as u64,
-        hysteresis: section.count("hysteresis", 1)?.unwrap_or(2) as u64,
-        consecutive_hysteresis: section.switch("consecutive_hysteresis")?.unwrap_or(false),
-        minimum: section.number("min_loss_scale")?.map_or(default.minimum, |min| min as f32),
-    };
-    section.off(off::FP16)?;
-    section.end()?;
-    let scaling = match fixed {
-        Some(scale) => LossScaling::Fixed(LossScale::new(scale as f32)?),
-        None => LossScaling::Dynamic(dynamic),
-    };
-    scaling.validate()?;
-    Ok(enabled.then_some(scaling))
-}
-
-/// What is sharded, in which portions, and whether these travel beside the model's arithmetic.
-struct Zero {
-    stage: Stage,
-    bucket_numel_max: Numel,
-    leaf_modules: LeafModules,
-    overlap: Option<bool>,
-}
-
-fn zero(top: &mut Section) -> Result<Zero, ConfigError> {
-    let Some(mut section) = top.section("zero_optimization")? else {
-        return Ok(Zero {
-            stage: Stage::Zero0,
-            bucket_numel_max: Numel(BUCKET_NUMEL),
-            leaf_modules: LeafModules::default(),
-            overlap: None,
-        });
-    };
-    let stage = section.count("stage", 0)?.unwrap_or(0);
-    let stage = match Stage::ALL.get(stage) {
-        Some(stage) => *stage,
-        None => return section.value_error("stage", &stage.into(), "0, 1, 2, 3"),
-    };
-    // One bucket serves both, so that the smaller of the two bounds it.
-    let reduce = section.count("reduce_bucket_size", 1)?.unwrap_or(usize::MAX);
-    let gather = section.count("allgather_bucket_size", 1)?.unwrap_or(usize::MAX);
-    let asked = Some(reduce.min(gather)).filter(|numel| *numel != usize::MAX);
-    section.only("contiguous_gradients", true, "a bucket's gradients are contiguous")?;
-    section.only("reduce_scatter", true, "what rests sharded is reduced to shards")?;
-    section.only("allgather_partitions", true, "weights are gathered, not broadcast")?;
-    section.only("use_multi_rank_bucket_allreduce", true, "a bucket is reduced for all ranks")?;
-    section.only("ignore_unused_parameters", true, "unused parameters contribute zeros")?;
-    section.only("compute_grad_norm", true, "the pass that checks gradients gives their norm")?;
-    section.only("load_from_fp32_weights", true, off::NOT_HERE)?;
-    section.only("override_module_apply", true, off::NOT_HERE)?;
-    let overlap = section.switch("overlap_comm")?;
-    if let Some(size) = section.count("zero_hpz_partition_size", 1)?.filter(|size| *size > 1) {
-        let reason = "all ranks are one group".into();
-        let instead = "leave the field out".into();
-        let (field, value) = (section.path("zero_hpz_partition_size"), size.to_string());
-        return Err(ConfigError::Refused { field, value, reason, instead });
-    }
-    let leaf_modules = stage3::parse(&mut section)?;
-    section.off(off::ZERO)?;
-    section.end()?;
-    let bucket_numel_max = Numel(asked.unwrap_or(BUCKET_NUMEL));
-    Ok(Zero { stage, bucket_numel_max, leaf_modules, overlap })
 }
 
 /// The accumulators' dtype; `model` is the one that parameters are cast to.

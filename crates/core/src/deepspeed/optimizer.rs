@@ -144,7 +144,7 @@ fn settings(kind: Kind, mut params: Section) -> Result<OptimizerSettings, Config
         Kind::Sgd => sgd(&mut params)?,
         Kind::Lion => {
             // DeepSpeed's default; the paper's second one is 0.99.
-            RuleSettings::Lion { betas: params.pair("betas")?.unwrap_or([0.9, 0.999]) }
+            RuleSettings::Lion { betas: params.betas("betas")?.unwrap_or([0.9, 0.999]) }
         }
         Kind::Adagrad => adagrad(&mut params)?,
     };
@@ -162,15 +162,15 @@ fn settings(kind: Kind, mut params: Section) -> Result<OptimizerSettings, Config
 }
 
 fn adam(params: &mut Section) -> Result<AdamSettings, ConfigError> {
-    let betas = params.pair("betas")?.unwrap_or([0.9, 0.999]);
-    let eps = params.number("eps")?.unwrap_or(1e-8);
+    let betas = params.betas("betas")?.unwrap_or([0.9, 0.999]);
+    let eps = params.positive("eps")?.unwrap_or(1e-8);
     params.only("bias_correction", true, "the moments are always corrected")?;
     params.off(&[("amsgrad", "AMSGrad is not available")])?;
     Ok(AdamSettings { betas, eps })
 }
 
 fn sgd(params: &mut Section) -> Result<RuleSettings, ConfigError> {
-    let momentum = params.number("momentum")?.unwrap_or(0.0);
+    let momentum = params.below_one("momentum")?.unwrap_or(0.0);
     let nesterov = params.switch("nesterov")?.unwrap_or(false);
     params.off(&[("dampening", "dampening is not available")])?;
     if nesterov && momentum == 0.0 {
@@ -187,7 +187,7 @@ fn adagrad(params: &mut Section) -> Result<RuleSettings, ConfigError> {
     params.off(&[("amsgrad", "AMSGrad is not available")])?;
     Ok(RuleSettings::Adagrad {
         lr_decay: params.number("lr_decay")?.unwrap_or(0.0),
-        initial_accumulator_value: params.number("initial_accumulator_value")?.unwrap_or(0.0),
-        eps: params.number("eps")?.unwrap_or(1e-10),
+        initial_accumulator_value: params.normal("initial_accumulator_value")?.unwrap_or(0.0),
+        eps: params.positive("eps")?.unwrap_or(1e-10),
     })
 }

@@ -72,12 +72,37 @@ impl Section {
         }
     }
 
-    /// A finite number of 0 or more.
+    /// A number of 0 or more that float32 can hold.
     pub(super) fn number(&mut self, name: &'static str) -> Result<Option<f64>, ConfigError> {
-        const ALLOWED: &str = "a number, 0 or more";
-        let Some(value) = self.take(name, ALLOWED)? else { return Ok(None) };
-        match not_negative(&value) {
-            None => self.value_error(name, &value, ALLOWED),
+        self.number_that(name, "a number, 0 or more, and at most 3.4e38", |_| true)
+    }
+
+    /// The same, but nothing between 0 and the smallest normal float32.
+    pub(super) fn normal(&mut self, name: &'static str) -> Result<Option<f64>, ConfigError> {
+        let allowed = "a number, 0 or more, that is normal as float32 (1.2e-38 to 3.4e38)";
+        self.number_that(name, allowed, |number| number == 0.0 || is_normal(number))
+    }
+
+    /// A number above 0 that is normal in float32.
+    pub(super) fn positive(&mut self, name: &'static str) -> Result<Option<f64>, ConfigError> {
+        let allowed = "a number above 0 that is normal as float32 (1.2e-38 to 3.4e38)";
+        self.number_that(name, allowed, is_normal)
+    }
+
+    /// A number of 0 or more, and below 1.
+    pub(super) fn below_one(&mut self, name: &'static str) -> Result<Option<f64>, ConfigError> {
+        self.number_that(name, "a number, 0 or more, and below 1", |number| number < 1.0)
+    }
+
+    fn number_that(
+        &mut self,
+        name: &'static str,
+        allowed: &str,
+        is_allowed: impl Fn(f64) -> bool,
+    ) -> Result<Option<f64>, ConfigError> {
+        let Some(value) = self.take(name, allowed)? else { return Ok(None) };
+        match not_negative(&value).filter(|number| is_allowed(*number)) {
+            None => self.value_error(name, &value, allowed),
             number => Ok(number),
         }
     }
@@ -92,7 +117,7 @@ impl Section {
         }
     }
 
-    /// A finite number of 0 or more, or a list of them.
+    /// A number of 0 or more that float32 can hold, or a list of them.
     pub(super) fn numbers(&mut self, name: &'static str) -> Result<Option<Numbers>, ConfigError> {
         let Some(value) = self.take(name, NUMBERS)? else { return Ok(None) };
         let numbers = match &value {
@@ -178,12 +203,13 @@ impl Section {
         }
     }
 
-    /// Two numbers.
-    pub(super) fn pair(&mut self, name: &'static str) -> Result<Option<[f64; 2]>, ConfigError> {
-        const ALLOWED: &str = "two numbers, such as [0.9, 0.999]";
+    /// Two numbers of 0 or more, and below 1.
+    pub(super) fn betas(&mut self, name: &'static str) -> Result<Option<[f64; 2]>, ConfigError> {
+        const ALLOWED: &str = "two numbers, 0 or more and below 1, such as [0.9, 0.999]";
         let Some(value) = self.take(name, ALLOWED)? else { return Ok(None) };
+        let beta = |value: &Value| not_negative(value).filter(|beta| *beta < 1.0);
         let numbers: Option<Vec<f64>> =
-            value.as_array().and_then(|pair| pair.iter().map(Value::as_f64).collect());
+            value.as_array().and_then(|pair| pair.iter().map(beta).collect());
         match numbers.as_deref() {
             Some([first, second]) => Ok(Some([*first, *second])),
             _ => self.value_error(name, &value, ALLOWED),
@@ -279,8 +305,13 @@ impl Section {
     }
 }
 
+/// A number of 0 or more that float32, in which tensors are updated, can hold.
 fn not_negative(value: &Value) -> Option<f64> {
-    value.as_f64().filter(|number| *number >= 0.0 && number.is_finite())
+    value.as_f64().filter(|number| *number >= 0.0 && (*number as f32).is_finite())
+}
+
+fn is_normal(number: f64) -> bool {
+    number > 0.0 && (number as f32).is_normal()
 }
 
 fn quoted<T>(names: &[(&str, T)]) -> String {

@@ -1,6 +1,7 @@
 //! Configurations that are read, and those that are refused.
 
 use super::*;
+use crate::LossScale;
 
 fn read(text: &str) -> Result<DeepSpeedConfig, ConfigError> {
     DeepSpeedConfig::from_json(text, WorldSize::new(2).unwrap())
@@ -144,7 +145,45 @@ fn losses_of_fp16_models_are_scaled_as_deepspeed_does() {
     let fixed = scaling(r#"{"enabled": true, "loss_scale": 128}"#);
     assert_eq!(fixed, LossScaling::Fixed(LossScale::new(128.0).unwrap()));
     assert_eq!(scaling(r#"{"initial_scale_power": 8}"#), LossScaling::default());
-    assert!(read(r#"{"fp16": {"enabled": true, "initial_scale_power": 128}}"#).is_err());
+}
+
+#[test]
+fn numbers_out_of_range_are_refused_by_their_path() {
+    for (path, value) in [
+        ("fp16.loss_scale", "1e39"),
+        ("fp16.loss_scale", "1e-60"),
+        ("fp16.initial_scale_power", "128"),
+        ("fp16.initial_scale_power", "-1"),
+        ("fp16.min_loss_scale", "0"),
+        ("fp16.min_loss_scale", "1e39"),
+        ("fp16.hysteresis", "0"),
+        ("fp16.loss_scale_window", "0.5"),
+        ("gradient_clipping", "1e39"),
+        ("gradient_clipping", "1e-60"),
+    ] {
+        let (section, name) = path.split_once('.').unwrap_or(("", path));
+        let field = format!("{{\"{name}\": {value}}}");
+        let text = if section.is_empty() { field } else { format!("{{\"{section}\": {field}}}") };
+        assert!(refusal(&text).contains(&format!("`{path} = ")), "{text}: {}", refusal(&text));
+    }
+    let params = [
+        ("AdamW", r#"{"lr": 1e39}"#),
+        ("AdamW", r#"{"weight_decay": 1e39}"#),
+        ("Adam", r#"{"betas": [0.9, 1.0]}"#),
+        ("Lion", r#"{"betas": [-0.1, 0.9]}"#),
+        ("AdamW", r#"{"eps": 0}"#),
+        ("SGD", r#"{"momentum": 1}"#),
+        ("Adagrad", r#"{"initial_accumulator_value": 1e-60}"#),
+    ];
+    for (kind, params) in params {
+        let name = params.split('"').nth(1).unwrap();
+        let said =
+            refusal(&format!(r#"{{"optimizer": {{"type": "{kind}", "params": {params}}}}}"#));
+        assert!(said.contains(&format!("`optimizer.params.{name} = ")), "{said}");
+    }
+    let said = refusal(r#"{"fp16": {"initial_scale_power": 3, "min_loss_scale": 9}}"#);
+    assert!(said.contains("`fp16.initial_scale_power = 3`"), "{said}");
+    assert!(said.contains("`fp16.min_loss_scale = 9`"), "{said}");
 }
 
 fn optimizer(kind: &str, params: &str) -> OptimizerSettings {
