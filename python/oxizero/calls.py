@@ -6,27 +6,33 @@ it and when it has left. They return detached aliases and not views, which nobod
 place.
 """
 
+import functools
+
 import torch
 
 from oxizero._oxizero import EngineError
-from oxizero.nested import mapped
+from oxizero.nested import leaves, mapped
 
 _queue_callback = torch.autograd.Variable._execution_engine.queue_callback
 
 
+# What holds no tensors.
+_PLAIN = (str, bytes, int, float, complex, type(None), torch.dtype, torch.device)
+
+
 class _Entry(torch.autograd.Function):
-    """A module's inputs: in backward it has ended."""
+    """A module's inputs: in backward it has ended. `told` is a leaf of no elements, or None."""
 
     @staticmethod
-    def forward(ctx, call, *tensors):
-        ctx.call = call
+    def forward(ctx, call, told, *tensors):
+        ctx.call, ctx.told = call, told
         ctx.set_materialize_grads(False)
         return tuple(tensor.detach() for tensor in tensors)
 
     @staticmethod
     def backward(ctx, *grads):
-        ctx.call.end()
-        return None, *grads
+        ctx.call.let_go()
+        return None, None if ctx.told is None else ctx.told.detach(), *grads
 
 
 class _Exit(torch.autograd.Function):
@@ -55,14 +61,21 @@ class _Call:
         self._tells_its_end = False
         self._is_held = False
         self.is_counted = False
+        # Inputs in lists and other objects whose gradients say that backward has left: how many,
+        # None where that cannot be known, and those to which the running backward has come.
+        self._hidden = 0
+        self._reached = set()
 
     def enter(self, args, kwargs):
         """The arguments, those in a graph behind the identity. What lies in lists and other objects
         stays as it is, for the module may change these."""
         wanted = [value for value in (*args, *kwargs.values()) if _in_graph(value)]
         if not wanted:
+            if self._uses.has_frozen:
+                self._follow((args, kwargs))
             return args, kwargs
-        new = dict(zip(map(id, wanted), _Entry.apply(self, *wanted), strict=True))
+        told = self._uses.told(self, wanted[0].device)
+        new = dict(zip(map(id, wanted), _Entry.apply(self, told, *wanted), strict=True))
         self._inputs = [(tensor, tensor._version) for tensor in new.values()]
         return (
             tuple(new.get(id(value), value) for value in args),
@@ -100,14 +113,14 @@ class _Call:
             )
         self._uses.hold()
         self._is_held = True
+        self._reached.clear()
         # Where no input is in a graph, or a backward does not go on to it.
         _queue_callback(self.let_go)
         self._uses.begun(self, self._tells_its_end)
 
-    def end(self):
-        """Backward has left the module."""
-        self.let_go()
-        self._uses.ended(self)
+    def is_through(self):
+        """Whether backward has come to all inputs in lists and other objects."""
+        return len(self._reached) == self._hidden
 
     def let_go(self):
         """Gives the weights up, if nobody has."""
@@ -115,15 +128,34 @@ class _Call:
             self._is_held = False
             self._uses.left(self)
 
+    def _follow(self, given):
+        """Takes note of when backward has come to the inputs in lists and other objects."""
+        for value in leaves(given):
+            is_tensor = isinstance(value, torch.Tensor)
+            if isinstance(value, _PLAIN) or is_tensor and not value.requires_grad:
+                continue
+            if not is_tensor or value.is_leaf:
+                # Another object may hold tensors, and a leaf would keep the hook.
+                self._hidden = None
+                return
+            value.register_hook(functools.partial(self._reach, self._hidden))
+            self._hidden += 1
+
+    def _reach(self, number, _):
+        self._reached.add(number)
+        self._uses.arrived()
+
 
 class Uses:
     """The calls of one unit that are under way."""
 
-    def __init__(self, unit, buckets, own, trained):
+    def __init__(self, unit, buckets, own, trained, arrived):
         self.name = unit.name or type(unit.module).__name__
         self.buckets = buckets
         # The indexes of the unit's trained parameters.
         self.trained = trained
+        # Those of all trained parameters whose gradients have come in this pass.
+        self._arrived = arrived
         # Of a leaf, the buckets that are its own: ranks may use different parts of them.
         self._own = own
         for bucket in own:
@@ -152,6 +184,11 @@ class Uses:
         finally:
             let_go(self.buckets)
 
+    @property
+    def has_frozen(self):
+        """Whether backward needs weights that have no gradients to come."""
+        return not all(bucket.trained for bucket in self.buckets)
+
     def hold(self):
         """Has the weights whole."""
         hold(self.buckets)
@@ -159,6 +196,16 @@ class Uses:
     def copied(self, tensor):
         """A copy of an output that lies in memory which is about to be freed."""
         return tensor.clone() if any(bucket.holds(tensor) for bucket in self.buckets) else None
+
+    def told(self, call, device):
+        """Of a leaf, a tensor to which backward comes with the call's end if it accumulates
+        gradients, and does not within `torch.autograd.grad`: the same on all ranks, whichever
+        parameters each of them uses."""
+        if not self._own:
+            return None
+        told = torch.empty(0, device=device, requires_grad=True)
+        told.register_post_accumulate_grad_hook(lambda _: self.ended(call))
+        return told
 
     def opened(self, call):
         """A call's backward will tell when it has left. One that repeats another within backward,
@@ -175,11 +222,14 @@ class Uses:
         if not tells_its_end and not self._is_leaf:
             self._waiting.append(call)
 
-    def arrived(self, arrived):
-        """These parameters have gradients in this pass: calls that waited for theirs have ended."""
-        if self._waiting and self.trained <= arrived:
-            while self._waiting:
-                self._waiting.pop().let_go()
+    def arrived(self):
+        """A gradient of a parameter or an input has come: calls that waited for the last one have
+        ended."""
+        if self._waiting and self.trained <= self._arrived:
+            through = [call for call in self._waiting if call.is_through()]
+            self._waiting = [call for call in self._waiting if call not in through]
+            for call in through:
+                call.let_go()
 
     def left(self, call):
         """The backward of a call has ended, or is not to go on."""
@@ -187,8 +237,8 @@ class Uses:
         let_go(self.buckets)
 
     def ended(self, call):
-        """The backward of a call has run to its end: once for each call, and again where a graph
-        is run again, whose calls are not counted."""
+        """The backward of a call has run to its end, and gave gradients: once for each call, and
+        again where a graph is run again, whose calls are not counted."""
         if not call.is_counted:
             return
         call.is_counted = False

@@ -113,7 +113,9 @@ class Engine(Checkpoints, Clipping, Later, torch.nn.Module):
         self._passes.drive()
         try:
             self.scale(loss).backward(retain_graph=retain_graph)
-        except BaseException:
+        except BaseException as error:
+            if self._sharded is not None:
+                self._sharded.explain(error)
             # In stage 3 a part may have been reduced before there was a gradient.
             self._passes.failed(is_reduced=self._sharded is not None)
             self._reset_calls()

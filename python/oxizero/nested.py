@@ -1,10 +1,26 @@
-"""Tensors inside of what a module returns."""
+"""Tensors inside of what a module takes and returns."""
 
 import copy
 import dataclasses
 from collections.abc import Mapping
 
 import torch
+
+
+def leaves(value):
+    """What tuples, lists, mappings and dataclasses hold, however deep."""
+    if isinstance(value, (tuple, list)):
+        inner = value
+    elif isinstance(value, Mapping):
+        inner = value.values()
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        inner = [getattr(value, name) for name in names if hasattr(value, name)]
+    else:
+        yield value
+        return
+    for item in inner:
+        yield from leaves(item)
 
 
 def mapped(value, change):

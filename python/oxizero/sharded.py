@@ -51,7 +51,7 @@ class Bucket:
         if self._holds == 0 and self._bytes > 0:
             guard.allocate(self._storage, self._bytes)
             try:
-                self._named(self._core.gather, self.index, self._core.back_end.give(self.flat))
+                self._core.gather(self.index, self._core.back_end.give(self.flat))
             except BaseException:
                 self._free()
                 raise
@@ -91,17 +91,7 @@ class Bucket:
 
     def grads_end(self):
         """No more gradients of it come in this pass; it is reduced in its turn."""
-        self._named(self._core.grads_end, self.index)
-
-    def _named(self, call, *args):
-        """Calls the engine; an error says for which parameters."""
-        try:
-            call(*args)
-        except EngineError as error:
-            raise type(error)(
-                f"{error} (in the turn of `{self.names[0]}`; a module that some ranks skip, or use "
-                "parts of, is declared with oxizero.utils.set_z3_leaf_modules)"
-            ) from error
+        self._core.grads_end(self.index)
 
     def written(self):
         """The names of parameters that were written since they were gathered."""
@@ -244,7 +234,7 @@ class Sharded:
         """A parameter's gradient has come."""
         self._arrived.add(index)
         for uses in self._waiting.get(index, ()):
-            uses.arrived(self._arrived)
+            uses.arrived()
 
     def pass_ended(self):
         """No more gradients come in this pass."""
@@ -294,7 +284,7 @@ class Sharded:
         owned = self._buckets_of(unit.owned) if unit.is_leaf else []
         # Gradients of what another unit uses too may come after the leaf's backward.
         own = [bucket for bucket in owned if bucket.trained and not bucket.indexes & self._tied]
-        uses = Uses(unit, buckets, own, trained)
+        uses = Uses(unit, buckets, own, trained, self._arrived)
         self._uses[id(unit.module)] = uses
         for index in trained:
             self._waiting.setdefault(index, []).append(uses)

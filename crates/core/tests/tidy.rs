@@ -110,6 +110,7 @@ const UNSAFE_FILES: &[&str] = &[
 /// Names of others' interfaces, which their users write, where they are spoken.
 const FOREIGN_WORDS: &[(&str, &[&str])] = &[
     ("crates/core/src/deepspeed/", &["fp16_master_weights_and_grads"]),
+    ("crates/python/src/gathered.rs", &["utils"]),
     ("python/", &["util", "utils"]),
     ("bench/", &["utils"]),
     ("docs/pytorch.md", &["utils"]),

@@ -24,11 +24,15 @@ pyo3::create_exception!(
 
 /// The exception of an error of the engine.
 pub(crate) fn raised(error: Error) -> PyErr {
+    told(&error, error.to_string())
+}
+
+/// The same, with these words.
+pub(crate) fn told(error: &Error, words: String) -> PyErr {
     match error {
-        Error::Config(error) => config(error),
-        Error::Comm(error) => comm(error),
-        Error::Optim(error) => ConfigError::new_err(error.to_string()),
-        other => EngineError::new_err(other.to_string()),
+        Error::Config(_) | Error::Optim(_) => ConfigError::new_err(words),
+        Error::Comm(_) => interrupt().unwrap_or_else(|| CommError::new_err(words)),
+        _ => EngineError::new_err(words),
     }
 }
 

@@ -1,11 +1,13 @@
 //! Weights that rest sharded, gathered into torch's memory, and what one rank writes to weights.
 
-use oxizero::{BucketId, BucketSpec, ParamId, Rank};
+use oxizero::comm::CommError;
+use oxizero::{BucketId, BucketSpec, EngineError, ParamId, Rank};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::config::torch_name;
 use crate::engine::Engine;
+use crate::error;
 use crate::given::Given;
 
 fn told<'py>(py: Python<'py>, bucket: &BucketSpec) -> PyResult<Bound<'py, PyDict>> {
@@ -20,6 +22,49 @@ fn told<'py>(py: Python<'py>, bucket: &BucketSpec) -> PyResult<Bound<'py, PyDict
     Ok(told)
 }
 
+/// What an error says that came in the turn of a bucket, whose first parameter is named; and what
+/// to do where ranks may have come to other modules. It is not where another rank has ended.
+fn in_turn(error: &EngineError, name: &str) -> String {
+    let differs = matches!(
+        error,
+        EngineError::CallsDiffer { .. }
+            | EngineError::Comm(
+                CommError::Mismatch { .. }
+                    | CommError::Unfilled { .. }
+                    | CommError::Deadlock { .. }
+                    | CommError::Timeout { .. }
+            )
+    );
+    let advice = match differs {
+        true => {
+            "; a module that some ranks skip, or use parts of, is declared with \
+             oxizero.utils.set_z3_leaf_modules"
+        }
+        false => "",
+    };
+    format!("{error} (in the turn of `{name}`{advice})")
+}
+
+impl Engine {
+    /// Does something that ranks do together in a bucket's turn.
+    fn in_turn_of(
+        &self,
+        py: Python<'_>,
+        id: BucketId,
+        deed: impl Send + FnOnce(&mut oxizero::Engine) -> Result<(), EngineError>,
+    ) -> PyResult<()> {
+        let done = self.run(py, |engine| {
+            Ok(deed(engine).map_err(|error| {
+                let first = engine.buckets().nth(id.0).and_then(|bucket| bucket.params.first());
+                let name = first.map(|param| engine.params()[param.0].name.as_str());
+                let words = in_turn(&error, name.unwrap_or_default());
+                (error, words)
+            }))
+        })?;
+        done.map_err(|(error, words)| error::told(&error, words))
+    }
+}
+
 #[pymethods]
 impl Engine {
     /// The buckets: each parameter and the element that it starts at, torch's name of the dtype,
@@ -32,8 +77,8 @@ impl Engine {
 
     /// Gathers a bucket's weights into a tensor of all its elements; a collective call.
     fn gather(&self, py: Python<'_>, bucket: usize, full: Given<'_>) -> PyResult<()> {
-        let buffer = full.into_buffer()?;
-        self.run(py, |engine| engine.gather_into(BucketId(bucket), buffer).map(drop))
+        let (id, buffer) = (BucketId(bucket), full.into_buffer()?);
+        self.in_turn_of(py, id, |engine| engine.gather_into(id, buffer).map(drop))
     }
 
     /// Whether nobody has written to a tensor that a bucket was gathered into.
@@ -78,6 +123,7 @@ impl Engine {
 
     /// No more gradients of the bucket come in this pass.
     fn grads_end(&self, py: Python<'_>, bucket: usize) -> PyResult<()> {
-        self.run(py, |engine| engine.grads_end(BucketId(bucket)))
+        let id = BucketId(bucket);
+        self.in_turn_of(py, id, |engine| engine.grads_end(id))
     }
 }
