@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use oxizero_core::{Bytes, DType, Numel, ProcessGroup, Rank, WorldSize};
-use oxizero_device::kernels::{Combine, tree_sum, tree_sum_in_place};
+use oxizero_device::kernels::{self, Combine, tree_sum, tree_sum_in_place};
 use oxizero_device::{Buffer, Region, View, ViewMut};
 
 use crate::error::KnownTo;
@@ -173,7 +173,7 @@ impl<T: Transport> Group<T> {
         for index in 0..pieces.own.len() {
             for rank in self.world_size().ranks() {
                 let bytes = pieces.get(rank, index);
-                full.range_mut(end..end + bytes.len()).copy_from_slice(bytes);
+                kernels::copy(bytes, full.range_mut(end..end + bytes.len()));
                 end += bytes.len();
             }
         }
@@ -256,7 +256,7 @@ impl<T: Transport> Communicator for Group<T> {
             let target = self.shard(full.len(), self.rank());
             let mut copied = Bytes(0);
             let mut read = |own: &mut Region, peers: &dyn Peers| {
-                full.region_mut().range_mut(target.clone()).copy_from_slice(own.bytes());
+                kernels::copy(own.bytes(), full.region_mut().range_mut(target.clone()));
                 copied = self.gather(full.region_mut(), peers);
             };
             self.transport.meet(operation, Offer::Range(shard.region_mut(), range), &mut read)?;
@@ -400,7 +400,7 @@ fn copy(peers: &dyn Peers, rank: Rank, target: &mut Region, range: Range<usize>)
     if range.is_empty() || peers.lies_at(rank, target.start().addr().get() + range.start) {
         return Bytes(0);
     }
-    target.range_mut(range.clone()).copy_from_slice(peers.bytes(rank, 0..range.len()));
+    kernels::copy(peers.bytes(rank, 0..range.len()), target.range_mut(range.clone()));
     Bytes(range.len())
 }
 

@@ -4,6 +4,7 @@
 //! This crate knows no ranks, parameters or stages.
 
 mod buffer;
+mod colour;
 mod device;
 pub mod kernels;
 #[expect(unsafe_code, reason = "owned raw storage, behind a safe face")]
@@ -13,6 +14,7 @@ pub mod simd;
 mod storage;
 
 pub use buffer::{Buffer, View, ViewMut};
+pub use colour::{COLOURS_LEN, colour};
 pub use device::{Device, DeviceMemory, DeviceView, DeviceViewMut};
 pub use region::{Loan, REGION_ALIGN, Region};
 pub use storage::Storage;

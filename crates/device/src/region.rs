@@ -10,11 +10,13 @@ use std::fmt;
 use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use oxizero_core::Bytes;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::DeviceMemory;
+use crate::colour::colour;
 
 /// Every region starts on a multiple of so many bytes: a cache line, and an AVX-512 vector.
 pub const REGION_ALIGN: usize = 64;
@@ -29,7 +31,7 @@ pub struct Region {
 enum Owner {
     Heap,
     /// The system, which maps pages for this region alone.
-    Mapped,
+    Mapped(Pages),
     /// Keeps foreign memory alive, and takes it back when dropped.
     Foreign(#[expect(dead_code, reason = "held for its drop")] Box<dyn Any + Send + Sync>),
     /// The memory is another region's, which loans keep alive too.
@@ -93,8 +95,13 @@ impl Region {
         if bytes.0 == 0 {
             return Self::heap(bytes);
         }
-        let start = map(bytes.0).unwrap_or_else(|| handle_alloc_error(heap_layout(bytes.0)));
-        Self { start, len: bytes.0, owner: Owner::Mapped }
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        let colour = colour(NUMBER.fetch_add(1, Ordering::Relaxed));
+        let len = colour + bytes.0;
+        let pages = map(len).unwrap_or_else(|| handle_alloc_error(heap_layout(len)));
+        // SAFETY: in bounds of what was mapped.
+        let start = unsafe { pages.start.add(colour) };
+        Self { start, len: bytes.0, owner: Owner::Mapped(pages) }
     }
 
     /// Memory that `owner` keeps alive, and takes back when it is dropped.
@@ -127,7 +134,7 @@ impl Region {
         match &self.owner {
             Owner::Device(memory) => Some(&**memory),
             Owner::Lent(region) => region.device_memory(),
-            Owner::Heap | Owner::Mapped | Owner::Foreign(_) => None,
+            Owner::Heap | Owner::Mapped(_) | Owner::Foreign(_) => None,
         }
     }
 
@@ -211,9 +218,9 @@ impl Drop for Region {
             Owner::Heap if self.len > 0 => unsafe {
                 dealloc(self.start.as_ptr(), heap_layout(self.len));
             },
-            Owner::Mapped => {
+            Owner::Mapped(Pages { start, len }) => {
                 // SAFETY: `mapped` mapped exactly this, and nobody refers to it any more.
-                let result = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
+                let result = unsafe { munmap(start.as_ptr().cast(), len) };
                 debug_assert!(result.is_ok(), "{result:?}");
             }
             Owner::Heap | Owner::Foreign(_) | Owner::Lent(_) | Owner::Device(_) => {}
@@ -225,7 +232,7 @@ impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let owner = match self.owner {
             Owner::Heap => "heap",
-            Owner::Mapped => "mapped",
+            Owner::Mapped(_) => "mapped",
             Owner::Foreign(_) => "foreign",
             Owner::Lent(_) => "lent",
             Owner::Device(_) => "device",
@@ -234,16 +241,23 @@ impl fmt::Debug for Region {
     }
 }
 
+/// What the system mapped.
+#[derive(Clone, Copy)]
+struct Pages {
+    start: NonNull<u8>,
+    len: usize,
+}
+
 /// Zeroed pages; `None` if the system gives none. They are large ones where it likes and they fit,
 /// for a page fault costs more than zeroing what it brings.
-fn map(len: usize) -> Option<NonNull<u8>> {
+fn map(len: usize) -> Option<Pages> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: the kernel chooses an unused address.
     let start = unsafe { mmap_anonymous(ptr::null_mut(), len, protection, MapFlags::PRIVATE) };
     let start = start.ok()?;
     // SAFETY: the range was mapped just now; which pages it gets changes no byte of it.
     let _unheeded = unsafe { madvise(start, len, Advice::LinuxHugepage) };
-    NonNull::new(start.cast())
+    NonNull::new(start.cast()).map(|start| Pages { start, len })
 }
 
 fn heap_layout(len: usize) -> Layout {

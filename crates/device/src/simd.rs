@@ -131,7 +131,7 @@ fn avx2<R>(work: impl FnOnce() -> R) -> R {
 }
 
 /// A line of the caches, which move no less.
-const LINE: usize = 64;
+pub(crate) const LINE: usize = 64;
 
 /// Asks for the lines of `N` elements from `start` on to be brought into the first-level cache.
 /// There need not be so many.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use oxizero_core::{Bytes, ProcessGroup, Rank, WorldSize};
-use oxizero_device::Region;
+use oxizero_device::{Region, kernels};
 
 use super::control::{Meeting, Seat};
 use super::memory::{LentPieces, Offers, PIECE_BYTES, piece_to_bytes};
@@ -131,7 +131,7 @@ impl ShmTransport {
                     return Ok(place);
                 }
                 let (block, place) = self.stage(staging, bytes.len())?;
-                block.range_mut(0..bytes.len()).copy_from_slice(bytes);
+                kernels::copy(bytes, block.range_mut(0..bytes.len()));
                 Ok(place)
             }
             Offer::Pieces(pieces) => self.list(pieces, staging),
@@ -153,7 +153,7 @@ impl ShmTransport {
         for (index, (piece, lies_at)) in pieces.iter().zip(places).enumerate() {
             let lies_at = lies_at.unwrap_or_else(|| {
                 let copy = next..next + piece.len();
-                block.range_mut(copy.clone()).copy_from_slice(piece);
+                kernels::copy(piece, block.range_mut(copy.clone()));
                 next = copy.end;
                 place.start + copy.start..place.start + copy.end
             });

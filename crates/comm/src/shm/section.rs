@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use oxizero_core::{Bytes, Rank};
-use oxizero_device::{REGION_ALIGN, Region};
+use oxizero_device::{COLOURS_LEN, REGION_ALIGN, Region, colour};
 
 use super::control::Holders;
 use super::free_list::FreeList;
@@ -22,8 +22,8 @@ use super::memory::{HUGE_PAGE, Mapping, PAGE};
 use crate::{Allocated, CommError};
 
 /// Blocks from this size on are multiples of it, so that all of their memory can be given back,
-/// and one that is kept serves another of nearly its size. What is not written to takes addresses
-/// only.
+/// and one that is kept serves another of nearly its size; their regions start within them at a
+/// [`colour`]. What is not written to takes addresses only.
 const UNIT: usize = 1 << 20;
 
 /// Smaller blocks keep their pages: the system takes longer to take them back, and to give new
@@ -34,6 +34,9 @@ const SMALL: usize = 64 << 10;
 /// is what a process may hold beyond what is allocated.
 const KEPT_BYTES_MAX: usize = 64 << 20;
 const KEPT_MAX: usize = 2;
+
+/// Blocks of different ranks with the same number are so many colours apart.
+const COLOURS_APART: usize = 5;
 
 /// Huge pages are asked for in blocks from this size on, for as long as they are allocated. Each
 /// such block may take an entry of the system's list of a process's mappings, which is short.
@@ -53,6 +56,9 @@ struct Blocks {
     kept: Vec<Range<usize>>,
     /// Replicas that this rank has allocated: the index of their holders' count, and where.
     replicas: Vec<(usize, Range<usize>)>,
+    /// The number of the next block's colour. Ranks start with different ones, since they read
+    /// each other's blocks side by side.
+    colour: usize,
 }
 
 impl Section {
@@ -61,6 +67,7 @@ impl Section {
             free: FreeList::new(mapping.section(rank)),
             kept: Vec::new(),
             replicas: Vec::new(),
+            colour: COLOURS_APART * rank.0,
         };
         let (own, replicas) = (AtomicUsize::new(0), AtomicUsize::new(0));
         Arc::new(Self { mapping, blocks: Mutex::new(blocks), own, replicas })
@@ -124,11 +131,11 @@ impl Section {
                 self.take(&mut blocks, bytes)?
             }
         };
+        let start = self.mapping.address(range.start + blocks.next_colour(bytes));
         drop(blocks);
         if let Some(count) = self.count(counted) {
             count.fetch_add(bytes.0, Relaxed);
         }
-        let start = self.mapping.address(range.start);
         let block = OwnBlock { section: Arc::clone(self), range, bytes, counted };
         // SAFETY: `block` keeps the mapping alive and the range out of the free list, which gave
         // it to nobody else; other ranks read of it only what is offered to them.
@@ -152,17 +159,18 @@ impl Section {
             return Err(CommError::System { operation: "allocate a replica", why });
         };
         blocks.replicas.push((index, range.clone()));
-        Ok(Reservation { index, start: range.start, len: range.len() })
+        let colour = blocks.next_colour(bytes);
+        Ok(Reservation { index, start: range.start, len: range.len(), colour })
     }
 
     /// One holder's region of a reserved replica; each holder makes it once.
     pub(super) fn replica(self: &Arc<Self>, reservation: Reservation, bytes: Bytes) -> Region {
-        let Reservation { index, start, len } = reservation;
-        assert!(bytes.0 <= len, "a replica of {bytes} in {len} bytes");
+        let Reservation { index, start, len, colour } = reservation;
+        assert!(colour + bytes.0 <= len, "a replica of {bytes} in {len} bytes");
         self.replicas.fetch_add(bytes.0, Relaxed);
         let block =
             ReplicaBlock { section: Arc::clone(self), index, range: start..start + len, bytes };
-        let start = self.mapping.address(start);
+        let start = self.mapping.address(start + colour);
         // SAFETY: `block` keeps the mapping alive, and the count of holders keeps the range out of
         // its owner's free list. Processes share it as `alloc_replica` says: each writes its own
         // shard only, and only while no rank reads.
@@ -243,6 +251,17 @@ impl Section {
     }
 }
 
+impl Blocks {
+    /// How far into its block a region of so many bytes starts.
+    fn next_colour(&mut self, bytes: Bytes) -> usize {
+        if bytes.0 < UNIT {
+            return 0;
+        }
+        self.colour += 1;
+        colour(self.colour)
+    }
+}
+
 fn align(bytes: Bytes) -> usize {
     match bytes.0 {
         ..UNIT => REGION_ALIGN,
@@ -252,7 +271,10 @@ fn align(bytes: Bytes) -> usize {
 }
 
 fn block_len(bytes: Bytes) -> Option<usize> {
-    bytes.0.checked_next_multiple_of(if bytes.0 < UNIT { REGION_ALIGN } else { UNIT })
+    match bytes.0 {
+        ..UNIT => Some(bytes.0.next_multiple_of(REGION_ALIGN)),
+        _ => bytes.0.checked_add(COLOURS_LEN)?.checked_next_multiple_of(UNIT),
+    }
 }
 
 /// Where a replica lies, as its holders tell each other.
@@ -261,20 +283,21 @@ pub(super) struct Reservation {
     index: usize,
     start: usize,
     len: usize,
+    colour: usize,
 }
 
 impl Reservation {
-    pub(super) const BYTES: usize = 24;
+    pub(super) const BYTES: usize = 32;
 
     pub(super) fn to_bytes(self) -> [u8; Self::BYTES] {
-        bytemuck::cast([self.index as u64, self.start as u64, self.len as u64])
+        bytemuck::cast([self.index, self.start, self.len, self.colour].map(|word| word as u64))
     }
 
     /// What [`to_bytes`](Self::to_bytes) wrote.
     pub(super) fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
-        let words: [u64; 3] = bytemuck::cast(bytes);
-        let [index, start, len] = words.map(|word| word as usize);
-        Self { index, start, len }
+        let words: [u64; 4] = bytemuck::cast(bytes);
+        let [index, start, len, colour] = words.map(|word| word as usize);
+        Self { index, start, len, colour }
     }
 }
 
@@ -348,7 +371,7 @@ mod tests {
         let first = place(&before);
         drop(before);
         let mut own = section.alloc(bytes).unwrap();
-        assert_eq!(place(&own), first);
+        assert!(place(&own).abs_diff(first) <= COLOURS_LEN);
         let reservation = section.reserve_replica(bytes, 1).unwrap();
         let mut replica = section.replica(reservation, bytes);
         own.bytes_mut().fill(7);
@@ -378,7 +401,7 @@ mod tests {
             let small = section.alloc(Bytes(64)).unwrap();
             let mut large = section.alloc(Bytes(HUGE_FROM + 1)).unwrap();
             let next = section.alloc(Bytes(64)).unwrap();
-            assert!(place(&large).is_multiple_of(HUGE_PAGE), "round {round}");
+            assert!(place(&large) % HUGE_PAGE <= COLOURS_LEN, "round {round}");
             assert!(place(&next) < place(&large), "round {round}");
             assert!(large.bytes().iter().all(|byte| *byte == 0), "round {round}");
             large.bytes_mut().fill(7);

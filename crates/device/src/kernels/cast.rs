@@ -5,7 +5,7 @@ use oxizero_core::DType;
 
 use super::element::Element;
 use super::row::{self, ROW};
-use super::{HANDED_ON, of_device};
+use super::{HANDED_ON, copy, of_device};
 use crate::simd::vectorised;
 use crate::{Buffer, DeviceView, DeviceViewMut, View, ViewMut};
 
@@ -23,9 +23,9 @@ pub fn cast(source: View<'_>, target: ViewMut<'_>) {
     match (source, target) {
         (View::Device(source), target) => cast_from_device(source, target),
         (source, ViewMut::Device(target)) => cast_to_device(source, target),
-        (View::F32(source), ViewMut::F32(target)) => target.copy_from_slice(source),
-        (View::Bf16(source), ViewMut::Bf16(target)) => target.copy_from_slice(source),
-        (View::F16(source), ViewMut::F16(target)) => target.copy_from_slice(source),
+        (source, target) if source.dtype() == target.as_view().dtype() => {
+            copy(source.bytes(), target.bytes_mut());
+        }
         (source, target) => convert(source, target),
     }
 }

@@ -7,12 +7,14 @@
 //! looks at more than the elements it is given, so that padding between parameters is never read.
 
 mod cast;
+mod copy;
 mod divide;
 mod element;
 pub mod row;
 mod sum;
 
 pub use cast::{adopt, cast, fill};
+pub use copy::copy;
 pub use divide::{
     Measure, Measured, Power, Powers, divide, divided_largest, divided_powers, divided_squares,
     exact_reciprocal, measure, quotients,
