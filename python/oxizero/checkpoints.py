@@ -6,9 +6,11 @@ import os
 
 import torch
 
+from oxizero import random_states
 from oxizero._oxizero import EngineError
 from oxizero.log import log_dist
-from oxizero.optimizer import groups
+from oxizero.model_files import described
+from oxizero.optimizer import groups, take_settings
 
 _COUNTS = ("micro_steps", "global_steps", "global_samples", "skipped_steps")
 
@@ -28,19 +30,20 @@ class Checkpoints:
             )
         self._passes.check()
         (self._sharded or self._weights).take_over(self._core)
-        self._core.set_groups(groups(self.optimizer))
+        settings = groups(self.optimizer)
+        self._core.set_groups(settings)
         scheduler = self.lr_scheduler
         state = {
             "client_state": client_state or {},
+            "groups": settings,
             "counts": {name: getattr(self, name) for name in _COUNTS},
             "lr_scheduler": None if scheduler is None else _state(scheduler),
         }
-        buffers = [
-            (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), _capsule(tensor))
-            for name, tensor in _buffers(self.module)
-        ]
+        own = {"random": random_states.taken(self.device)}
+        says = (_json(state), _json(own))
+        buffers = [described(name, tensor) for name, tensor in _buffers(self.module)]
         name = f"global_step{self.global_steps}" if tag is None else str(tag)
-        self._core.save_checkpoint(os.fspath(save_dir), name, _json(state), buffers)
+        self._core.save_checkpoint(os.fspath(save_dir), name, says, buffers)
         return True
 
     def load_checkpoint(
@@ -55,7 +58,8 @@ class Checkpoints:
         """Takes the state of a checkpoint of `load_dir`, of the latest if no `tag` says which,
         whatever the ranks and the stage that saved it; a collective call. A window that has begun
         is given up. Without optimizer states, or with `load_module_only`, weights alone are loaded,
-        which master weights follow.
+        which master weights follow; else the settings of the optimizer's groups and the random
+        states are loaded too, these where there were as many ranks.
 
         Returns the checkpoint's folder and the `client_state`; (None, {}) where there is no latest.
         """
@@ -71,17 +75,23 @@ class Checkpoints:
         self._load_buffers(told["buffers"], load_module_strict)
         state = json.loads(told["caller"])
         if what == "all":
-            pairs = zip(self.optimizer.param_groups, told["groups"])
-            for group, (lr, weight_decay) in pairs:
-                group |= {"lr": lr, "weight_decay": weight_decay}
-            self._core.set_groups(groups(self.optimizer))
-            for count, value in state["counts"].items():
-                setattr(self, count, value)
+            self._resume(told, state)
         scheduler = self.lr_scheduler
         restores = load_lr_scheduler_states and not load_module_only
-        if restores and scheduler is not None and state["lr_scheduler"] is not None:
+        if restores and scheduler is not None and state.get("lr_scheduler") is not None:
             scheduler.load_state_dict(state["lr_scheduler"])
-        return str(told["folder"]), state["client_state"]
+        return str(told["folder"]), state.get("client_state", {})
+
+    def _resume(self, told, state):
+        """What goes on beside the engine. A run of the command line has said less of it."""
+        known = [{"lr": lr, "weight_decay": decay} for lr, decay in told["groups"]]
+        take_settings(self.optimizer, state.get("groups", known))
+        self._core.set_groups(groups(self.optimizer))
+        counts = state.get("counts", {"global_steps": self._core.applied_steps})
+        for count in _COUNTS:
+            setattr(self, count, counts.get(count, 0))
+        own = json.loads(told["own"] or "null") or {}
+        random_states.restore(own.get("random"), told["ranks"], self.world_size, self.device)
 
     def _load_buffers(self, stored, strict):
         own = dict(_buffers(self.module))
@@ -130,8 +140,3 @@ def _buffers(module):
         for name in inner._buffers.keys() - inner._non_persistent_buffers_set
     }
     return [(name, buffer) for name, buffer in module.named_buffers() if name in names]
-
-
-def _capsule(tensor):
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return torch.utils.dlpack.to_dlpack(flat.view(torch.uint8))

@@ -13,6 +13,7 @@ from oxizero.clipping import Clipping, unwatch, watch
 from oxizero.later import Later
 from oxizero.log import log_dist
 from oxizero.lr_schedules import check_metrics
+from oxizero.model_files import ModelFiles
 from oxizero.optimizer import groups
 from oxizero.passes import Passes
 from oxizero.sharded import Sharded
@@ -41,7 +42,7 @@ class _Destroyed:
         raise EngineError("the engine was destroyed; initialize() makes another one of its model")
 
 
-class Engine(Checkpoints, Clipping, Later, torch.nn.Module):
+class Engine(Checkpoints, Clipping, Later, ModelFiles, torch.nn.Module):
     """A model, its optimizer, and the ranks that train it together.
 
     A micro-batch is a forward, a backward (`engine.backward(loss)` or `loss.backward()`) and a

@@ -4,13 +4,6 @@
 class Later:
     """Methods that raise NotImplementedError."""
 
-    def save_16bit_model(self, save_dir, *args, **kwargs):
-        """Not there yet."""
-        raise NotImplementedError(
-            "save_16bit_model: engine.state_dict(), called by all ranks, has the model's weights "
-            "in its dtype, to be saved on rank 0 with torch.save"
-        )
-
     def offload_states(self, *args, **kwargs):
         """Not there yet."""
         raise NotImplementedError(

@@ -69,6 +69,22 @@ def groups(optimizer):
     return [_group(optimizer, index, group) for index, group in enumerate(optimizer.param_groups)]
 
 
+def take_settings(optimizer, settings):
+    """Gives the groups what `groups` told of others, as torch's `load_state_dict` does; of another
+    rule's groups, learning rate and weight decay alone."""
+    for index, (group, told) in enumerate(zip(optimizer.param_groups, settings)):
+        own = _group(optimizer, index, group)
+        is_other = told.get("rule", own["rule"]) != own["rule"]
+        names = ("lr", "weight_decay") if is_other else told.keys() & own.keys() - {"rule"}
+        for name in names:
+            if told[name] is None:  # a momentum of which no buffer is kept
+                continue
+            if isinstance(group[name], torch.Tensor):
+                group[name].fill_(told[name])
+            else:
+                group[name] = tuple(told[name]) if name == "betas" else told[name]
+
+
 def _group(optimizer, index, group):
     for option, works in _FIXED.items():
         if group.get(option, works) != works:

@@ -15,6 +15,8 @@ class Saving:
 
     def __init__(self):
         self._under_way = []
+        # What a state dict has of a parameter.
+        self.keep = _copy
 
     def watch(self, module, buckets):
         """The hooks for a module that has parameters of these buckets."""
@@ -36,9 +38,11 @@ class Saving:
             begin(module, False)
 
         def after_save(module, state_dict, prefix, local_metadata):
+            alive = saving()
+            keep = _copy if alive is None else alive.keep
             for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
                 if prefix + name in state_dict:
-                    state_dict[prefix + name] = param.detach().clone()
+                    state_dict[prefix + name] = keep(param)
             end(module)
 
         def before_load(module, state_dict, prefix, metadata, *_):
@@ -79,3 +83,7 @@ class Saving:
                     if bucket.written():
                         bucket.take_over()
             let_go(buckets)
+
+
+def _copy(param):
+    return param.detach().clone()

@@ -198,6 +198,14 @@ class Sharded:
         """The bucket of a parameter that the engine holds."""
         return self._bucket_of[self._index_of[id(param)]]
 
+    def state_dict(self, module, keep):
+        """The module's, in which `keep` says what there is of each parameter."""
+        default, self._saving.keep = self._saving.keep, keep
+        try:
+            return module.state_dict()
+        finally:
+            self._saving.keep = default
+
     def explain(self, error):
         """Says whose memory is gone, where torch says only that some is."""
         found = _NO_VIEW.search(str(error))

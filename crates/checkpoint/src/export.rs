@@ -57,7 +57,7 @@ impl Checkpoint {
         let named = written.and_then(|names| {
             file::sync_folder(&aside)?;
             fs::rename(&aside, folder).map_err(CheckpointError::io("rename to", folder))?;
-            file::sync_folder(parent(folder))?;
+            file::sync_folder(file::parent(folder))?;
             Ok(names)
         });
         if named.is_err() {
@@ -104,7 +104,7 @@ impl Checkpoint {
         };
         let infos = shard.iter().map(info).collect();
         // The entry that says to `transformers` which framework's layout this is.
-        let head = header::encode(Some([("format", "pt")]), infos, path)?;
+        let head = header::encode([("format".into(), "pt".into())].into(), infos, path)?;
         let file = create(path)?;
         file.write_all_at(&head, 0).map_err(CheckpointError::io("write", path))?;
         let mut start = head.len() as u64;
@@ -228,18 +228,8 @@ fn aside(folder: &Path) -> Result<PathBuf, CheckpointError> {
     {
         return Err(CheckpointError::file(folder, "is there already, and is no empty folder"));
     }
-    let name = folder.file_name().map(|name| name.to_string_lossy().into_owned());
-    let Some(name) = name else {
-        return Err(CheckpointError::file(folder, "is no name for a new folder"));
-    };
-    let parent = parent(folder);
+    let (parent, aside) = file::aside(folder)?;
     fs::create_dir_all(parent).map_err(CheckpointError::io("create", parent))?;
-    let aside = parent.join(format!(".{name}.partial-{}", std::process::id()));
     fs::create_dir(&aside).map_err(CheckpointError::io("create", &aside))?;
     Ok(aside)
-}
-
-fn parent(folder: &Path) -> &Path {
-    let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
-    parent.unwrap_or(Path::new("."))
 }

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 
@@ -47,6 +47,23 @@ pub(crate) fn read(path: &Path, bytes_max: u64) -> Result<Vec<u8>, CheckpointErr
         true => Ok(bytes),
         false => Err(CheckpointError::file(path, format!("has more than {bytes_max} bytes"))),
     }
+}
+
+/// The folder that a file or folder is in, or is to be.
+pub(crate) fn parent(path: &Path) -> &Path {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    parent.unwrap_or(Path::new("."))
+}
+
+/// The folder of what is to be at `path`, and the path in it under which it is written until it is
+/// whole; no other process has the same.
+pub(crate) fn aside(path: &Path) -> Result<(&Path, PathBuf), CheckpointError> {
+    let Some(name) = path.file_name() else {
+        return Err(CheckpointError::file(path, "is no name for something new"));
+    };
+    let (name, process) = (name.to_string_lossy(), std::process::id());
+    let folder = parent(path);
+    Ok((folder, folder.join(format!(".{name}.partial-{process}"))))
 }
 
 /// Returns when the file's bytes are on the disk.

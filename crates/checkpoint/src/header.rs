@@ -1,5 +1,6 @@
 //! The header of a safetensors file: eight bytes of its length, then JSON, then the elements.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -61,16 +62,16 @@ impl Header {
     }
 }
 
-/// The bytes before the elements of these tensors, which lie one after the other; `entry` is what
-/// the file says beside them.
+/// The bytes before the elements of these tensors, which lie one after the other; `entries` are
+/// what the file says beside them.
 pub(crate) fn encode(
-    entry: Option<[(&str, &str); 1]>,
+    entries: HashMap<String, String>,
     tensors: Vec<(String, TensorInfo)>,
     path: &Path,
 ) -> Result<Vec<u8>, CheckpointError> {
     let refuse = |problem: String| CheckpointError::file(path, problem);
-    let entry = entry.map(|entry| entry.map(|(key, value)| (key.into(), value.into())).into());
-    let metadata = Metadata::new(entry, tensors)
+    let entries = Some(entries).filter(|entries| !entries.is_empty());
+    let metadata = Metadata::new(entries, tensors)
         .map_err(|error| refuse(format!("cannot hold these tensors: {error}")))?;
     let mut text = serde_json::to_vec(&metadata)
         .map_err(|error| refuse(format!("cannot have this header: {error}")))?;

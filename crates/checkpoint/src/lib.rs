@@ -23,6 +23,7 @@ mod manifest;
 mod run_folder;
 mod sealed;
 mod staging;
+mod tensor_file;
 
 pub use check::BLOCK_BYTES;
 pub use checkpoint::Checkpoint;
@@ -34,3 +35,4 @@ pub use run_folder::{RunFolder, step_name};
 pub use safetensors::Dtype;
 pub use serde_json::Value;
 pub use staging::{Fill, Planned, Staging};
+pub use tensor_file::{TensorBytes, write_tensors};

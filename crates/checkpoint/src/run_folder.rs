@@ -52,8 +52,7 @@ impl RunFolder {
         let folder = staging.folder();
         fs::create_dir(&folder).map_err(CheckpointError::io("create", &folder))?;
         // The run's own name is on the disk too, as far as this process may see to that.
-        let parent = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        let _ = file::sync_folder(parent.unwrap_or(Path::new(".")));
+        let _ = file::sync_folder(file::parent(&self.path));
         file::sync_folder(&self.path)?;
         Ok(staging)
     }

@@ -3,6 +3,7 @@
 //! Several processes may write one: each [writes](Staging::write) its pieces; when all have
 //! returned from that, one [commits](Staging::commit). How they wait for each other is theirs.
 
+use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::ops::Range;
@@ -92,7 +93,7 @@ impl Staging {
         let mut written = Vec::with_capacity(order.len());
         if !order.is_empty() {
             let (path, mut file) = self.create(&name)?;
-            let head = header::encode(None, layout(manifest, pieces, &order), &path)?;
+            let head = header::encode(HashMap::new(), layout(manifest, pieces, &order), &path)?;
             file.write_all(&head).map_err(CheckpointError::io("write", &path))?;
             let mut blocks = Blocks { file: &file, path: &path, scratch: Vec::new() };
             for index in order {

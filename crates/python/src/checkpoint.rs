@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use oxizero::checkpoints::{Dtype, Role, Tensor as StoredTensor, Value};
-use oxizero::{LoadOptions, Loaded, Names, RunFolder, SaveOptions, StoredBuffer, What};
+use oxizero::{LoadOptions, Loaded, Names, Rank, RunFolder, SaveOptions, StoredBuffer, What};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -13,7 +13,7 @@ use crate::error::raised;
 use crate::tensor::Tensor;
 
 /// A buffer: its name, torch's name of its dtype, its shape, and its elements as bytes.
-type Given<'py> = (String, String, Vec<usize>, Tensor<'py>);
+pub(crate) type Given<'py> = (String, String, Vec<usize>, Tensor<'py>);
 
 /// Names of dtypes: torch's, and those in files.
 const DTYPES: [(&str, Dtype); 12] = [
@@ -31,24 +31,37 @@ const DTYPES: [(&str, Dtype); 12] = [
     ("float8_e5m2", Dtype::F8_E5M2),
 ];
 
+/// How files call torch's dtype, which the tensor `name` has.
+pub(crate) fn stored_dtype(name: &str, dtype: &str) -> PyResult<Dtype> {
+    let known = DTYPES.iter().find(|(known, _)| *known == dtype);
+    known.map(|(_, dtype)| *dtype).ok_or_else(|| {
+        let why = format!("`{name}` is {dtype}, which safetensors files do not hold");
+        PyValueError::new_err(why)
+    })
+}
+
 fn stored((name, dtype, shape, values): &Given<'_>) -> PyResult<StoredBuffer> {
-    let known = DTYPES.iter().find(|(known, _)| known == dtype);
-    let Some((_, dtype)) = known else {
-        let why = format!("buffer `{name}` is {dtype}, which checkpoints do not hold");
-        return Err(PyValueError::new_err(why));
-    };
+    let dtype = stored_dtype(name, dtype)?;
     let (name, shape, bytes) = (name.clone(), shape.clone(), values.bytes().to_vec());
-    Ok(StoredBuffer { name, shape, dtype: *dtype, bytes })
+    Ok(StoredBuffer { name, shape, dtype, bytes })
+}
+
+fn json(text: &str) -> PyResult<Value> {
+    let read = text.parse::<Value>();
+    read.map_err(|error| PyValueError::new_err(format!("what is to be saved is no JSON: {error}")))
 }
 
 /// What was loaded, for Python.
-fn told<'py>(py: Python<'py>, loaded: Loaded) -> PyResult<Bound<'py, PyDict>> {
+fn told<'py>(py: Python<'py>, rank: Rank, loaded: Loaded) -> PyResult<Bound<'py, PyDict>> {
     let Loaded { mut checkpoint, missing, unexpected } = loaded;
     let told = PyDict::new(py);
     told.set_item("folder", checkpoint.folder())?;
     told.set_item("missing", missing)?;
     told.set_item("unexpected", unexpected)?;
     told.set_item("caller", checkpoint.manifest().caller.to_string())?;
+    let ranks = &checkpoint.manifest().ranks;
+    told.set_item("ranks", ranks.len())?;
+    told.set_item("own", ranks.get(rank.0).map(Value::to_string))?;
     let groups = &checkpoint.manifest().training.groups;
     let groups: Vec<_> = groups.iter().map(|group| (group.lr, group.weight_decay)).collect();
     told.set_item("groups", groups)?;
@@ -67,21 +80,20 @@ fn told<'py>(py: Python<'py>, loaded: Loaded) -> PyResult<Bound<'py, PyDict>> {
 
 #[pymethods]
 impl Engine {
-    /// Writes a checkpoint with `caller`, JSON of rank 0's, and the model's buffers; a collective
-    /// call.
+    /// Writes a checkpoint with the model's buffers and what the caller says, as JSON: what is the
+    /// same on all ranks, and what is each rank's own; a collective call.
     fn save_checkpoint(
         &self,
         py: Python<'_>,
         folder: PathBuf,
         name: String,
-        caller: &str,
+        says: (String, String),
         buffers: Vec<Given<'_>>,
     ) -> PyResult<()> {
-        let caller = caller.parse::<Value>().map_err(|error| {
-            PyValueError::new_err(format!("what is to be saved is no JSON: {error}"))
-        })?;
+        let (caller, own) = (json(&says.0)?, json(&says.1)?);
         let buffers = buffers.iter().map(stored).collect::<PyResult<_>>()?;
-        let options = SaveOptions { name: Some(name), caller, buffers, ..SaveOptions::default() };
+        let name = Some(name);
+        let options = SaveOptions { name, caller, own, buffers, ..SaveOptions::default() };
         self.run(py, |engine| engine.save(&RunFolder::new(folder), &options).map(drop))
     }
 
@@ -102,8 +114,10 @@ impl Engine {
         };
         let options =
             LoadOptions { what, names: if strict { Names::Strict } else { Names::Listed } };
-        let loaded =
-            self.run(py, |engine| engine.load(&RunFolder::new(folder), name.as_deref(), options))?;
-        told(py, loaded)
+        let (rank, loaded) = self.run(py, |engine| {
+            let loaded = engine.load(&RunFolder::new(folder), name.as_deref(), options)?;
+            Ok((engine.communicator().rank(), loaded))
+        })?;
+        told(py, rank, loaded)
     }
 }

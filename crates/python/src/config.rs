@@ -2,7 +2,8 @@
 
 use oxizero::{DType, WorldSize};
 use oxizero_core::deepspeed::{
-    BackEnd, DeepSpeedConfig, LastBatch, LeafModules, LogLevel, RuleSettings, SchedulerValue,
+    BackEnd, DeepSpeedConfig, LastBatch, LeafModules, LogLevel, ModelSave, RuleSettings,
+    SchedulerValue,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -50,6 +51,12 @@ impl Config {
     fn leaf_modules(&self) -> (Vec<String>, Vec<String>, Vec<String>) {
         let LeafModules { classes, names, name_suffixes } = self.0.leaf_modules.clone();
         (classes, names, name_suffixes)
+    }
+
+    /// Whether a file of the model's weights is made where they rest sharded.
+    #[getter]
+    fn gathers_on_save(&self) -> bool {
+        self.0.model_save == ModelSave::Gathered
     }
 
     /// The ZeRO stage.

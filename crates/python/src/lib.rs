@@ -16,6 +16,7 @@ mod error;
 mod gathered;
 mod given;
 mod launch;
+mod model_save;
 mod one_call;
 mod optimizer;
 mod process;
@@ -41,6 +42,8 @@ mod _oxizero {
     use crate::error::{CommError, ConfigError, EngineError};
     #[pymodule_export]
     use crate::launch::command;
+    #[pymodule_export]
+    use crate::model_save::write_safetensors;
     #[pymodule_export]
     use crate::ranks::Ranks;
     /// The package's version.

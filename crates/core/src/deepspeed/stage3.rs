@@ -14,8 +14,18 @@ pub struct LeafModules {
     pub name_suffixes: Vec<String>,
 }
 
+/// Whether `save_16bit_model` makes a file of weights that rest sharded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ModelSave {
+    /// It does not, which is DeepSpeed's default: gathering takes rank 0 memory for all of them.
+    #[default]
+    NotGathered,
+    /// Rank 0 gathers them.
+    Gathered,
+}
+
 /// Takes them.
-pub(super) fn parse(zero: &mut Section) -> Result<LeafModules, ConfigError> {
+pub(super) fn parse(zero: &mut Section) -> Result<(LeafModules, ModelSave), ConfigError> {
     // How far ahead weights are gathered, how long they are kept and in how many pieces they are
     // updated moves work in time, and changes no result. Here a module's weights are gathered when
     // it runs and are let go when it has run, which is within any of these bounds.
@@ -29,15 +39,17 @@ pub(super) fn parse(zero: &mut Section) -> Result<LeafModules, ConfigError> {
     ] {
         zero.count(name, 0)?;
     }
-    // What a state dict holds is whole, whether asked or not; linear layers are torch's own; and a
-    // bucket is gathered by one collective.
-    for name in [
-        "stage3_gather_16bit_weights_on_model_save",
-        "stage3_gather_fp16_weights_on_model_save",
-        "memory_efficient_linear",
-        "allgather_sequential",
-    ] {
+    // Linear layers are torch's own; and a bucket is gathered by one collective.
+    for name in ["memory_efficient_linear", "allgather_sequential"] {
         zero.switch(name)?;
+    }
+    let mut model_save = ModelSave::default();
+    for name in
+        ["stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save"]
+    {
+        if zero.switch(name)? == Some(true) {
+            model_save = ModelSave::Gathered;
+        }
     }
     for name in ["stage3_use_all_reduce_for_fetch_params", "use_all_reduce_for_fetch_params"] {
         zero.only(name, false, "weights are gathered, not summed")?;
@@ -51,12 +63,14 @@ pub(super) fn parse(zero: &mut Section) -> Result<LeafModules, ConfigError> {
             instead: format!("name classes in `{}`", zero.path("leaf_module.classes")),
         });
     }
-    let Some(mut leaves) = zero.section("leaf_module")? else { return Ok(LeafModules::default()) };
+    let Some(mut leaves) = zero.section("leaf_module")? else {
+        return Ok((LeafModules::default(), model_save));
+    };
     let declared = LeafModules {
         classes: leaves.strings("classes")?,
         names: leaves.strings("names")?,
         name_suffixes: leaves.strings("name_suffixes")?,
     };
     leaves.end()?;
-    Ok(declared)
+    Ok((declared, model_save))
 }

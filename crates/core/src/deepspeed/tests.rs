@@ -37,6 +37,7 @@ fn a_configuration_as_people_have_it_is_honoured() {
         check_finite: true,
         clip_norm: Some(1.0),
         leaf_modules: LeafModules::default(),
+        model_save: ModelSave::default(),
         bucket_numel_max: Numel(200_000_000),
         optimizer: Some(OptimizerSettings {
             lr: 3e-4,

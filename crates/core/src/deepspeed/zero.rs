@@ -2,7 +2,7 @@
 
 use super::off;
 use super::section::Section;
-use super::stage3::{self, LeafModules};
+use super::stage3::{self, LeafModules, ModelSave};
 use crate::{ConfigError, Numel, Stage};
 
 /// DeepSpeed's default of 500 million leaves nothing to do while backward runs.
@@ -13,6 +13,7 @@ pub(super) struct Zero {
     pub(super) stage: Stage,
     pub(super) bucket_numel_max: Numel,
     pub(super) leaf_modules: LeafModules,
+    pub(super) model_save: ModelSave,
     pub(super) overlap: Option<bool>,
 }
 
@@ -23,6 +24,7 @@ pub(super) fn parse(top: &mut Section) -> Result<Zero, ConfigError> {
             stage: Stage::Zero0,
             bucket_numel_max: Numel(BUCKET_NUMEL),
             leaf_modules: LeafModules::default(),
+            model_save: ModelSave::default(),
             overlap: None,
         });
     };
@@ -50,9 +52,9 @@ pub(super) fn parse(top: &mut Section) -> Result<Zero, ConfigError> {
         let (field, value) = (section.path("zero_hpz_partition_size"), size.to_string());
         return Err(ConfigError::Refused { field, value, reason, instead });
     }
-    let leaf_modules = stage3::parse(&mut section)?;
+    let (leaf_modules, model_save) = stage3::parse(&mut section)?;
     section.off(off::ZERO)?;
     section.end()?;
     let bucket_numel_max = Numel(asked.unwrap_or(BUCKET_NUMEL));
-    Ok(Zero { stage, bucket_numel_max, leaf_modules, overlap })
+    Ok(Zero { stage, bucket_numel_max, leaf_modules, model_save, overlap })
 }
