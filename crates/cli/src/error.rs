@@ -83,9 +83,7 @@ impl CliError {
         let line = one_line(&self.to_string());
         match self {
             Self::Closed => {}
-            // On a terminal, a live line stands there, and what the keys are shown as.
-            Self::Interrupted { .. } if io::stderr().is_terminal() => say(&format!("\n{line}")),
-            Self::Interrupted { .. } => say(&line),
+            Self::Interrupted { .. } => say_after_keys(&line),
             _ => say(&format!("error: {line}")),
         }
         match self {
@@ -101,6 +99,11 @@ impl CliError {
             Self::Interrupted { .. } => ExitCode::from(INTERRUPTED),
             Self::Closed => ExitCode::from(128 + 13),
         }
+    }
+
+    /// Of ranks that were ended by the user, and whose work may have left something.
+    pub(crate) fn interrupted() -> Self {
+        Self::Interrupted { left: "the ranks were ended".into() }
     }
 
     /// For `map_err` on writing `what`.
@@ -124,6 +127,15 @@ impl CliError {
             }
             _ => Self::Path { what, path, why: plain(&why) },
         }
+    }
+}
+
+/// Says something after an interrupt: on a terminal, a live line stands there, and what the keys
+/// are shown as.
+pub(crate) fn say_after_keys(line: &str) {
+    match io::stderr().is_terminal() {
+        true => say(&format!("\n{line}")),
+        false => say(line),
     }
 }
 

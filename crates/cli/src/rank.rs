@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use oxizero::{Backend, EngineError, Hop, Observer, Overlap, SkipReason, StepOutcome, Trace};
@@ -38,6 +39,9 @@ pub(crate) enum RankError {
     /// Who read standard output does not any more.
     #[error("nobody reads the output")]
     Closed,
+    /// The user asked it to end, and it did, with a checkpoint.
+    #[error("interrupted")]
+    Interrupted,
     /// Training came to its end, and to nothing.
     #[error("training failed: {0}")]
     Fruitless(String),
@@ -64,21 +68,32 @@ impl RankError {
             Self::Engine(EngineError::PeerRefused { .. }) => Blame::Other,
             Self::Engine(EngineError::Comm(error)) | Self::Comm(error) => Blame::of_comm(error),
             Self::Closed => Blame::Reader,
+            Self::Interrupted => Blame::Nobody,
             Self::Fruitless(_) | Self::OverBound(_) => Blame::All,
             _ => Blame::Own,
         }
     }
 }
 
-/// Trains `job` as one rank of `comm`; rank 0 shows and writes what happens.
-pub(crate) fn run(job: &Job, comm: Box<dyn Communicator>) -> Result<(), RankError> {
+/// Trains `job` as one rank of `comm`; rank 0 shows and writes what happens. Once any rank is
+/// `asked` to, all end with a checkpoint after the step that they are in.
+pub(crate) fn run(
+    job: &Job,
+    comm: Box<dyn Communicator>,
+    asked: &Arc<AtomicBool>,
+) -> Result<(), RankError> {
     let mut output = Output::new(job, comm.rank())?;
     let trace = job.trace.as_ref().map(|path| Trace::create(path, comm.rank(), comm.world_size()));
     let trace = trace.transpose()?.map(Arc::new);
     let mut trainer = Trainer::new(job, backend(job, comm, trace.clone())?)?;
+    trainer.hear(asked);
     let entropy = bigram_entropy(&job.corpus.validation);
     output.show(|| start(job, &trainer, entropy))?;
-    let trained = train(job, &mut trainer, entropy, &mut |event| output.show(|| event))?;
+    let trained = train(job, &mut trainer, entropy, &mut |event| output.show(|| event));
+    if let (Err(RankError::Interrupted), Some(trace)) = (&trained, &trace) {
+        trace.finish()?;
+    }
+    let trained = trained?;
     let mut sample = None;
     if trained.after().bits_per_byte.is_finite() {
         let weights = trainer.weights()?;
@@ -156,9 +171,15 @@ pub(crate) fn train(
         let stepped = trainer.step(step)?;
         let seconds = begin.elapsed();
         training += seconds;
+        let is_asked = stepped.is_asked;
         let is_skipped = matches!(stepped.outcome, StepOutcome::Skipped { .. });
         skipped = if is_skipped { skipped + 1 } else { 0 };
         show(Event::Step(step_event(job, step, stepped, seconds)))?;
+        if is_asked && step + 1 < steps {
+            trainer.save(step + 1)?;
+            trainer.finish_save()?;
+            return Err(RankError::Interrupted);
+        }
         if is_due(step + 1) {
             evaluations.push(evaluate(trainer, step + 1, bigram_entropy, show)?);
         }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use oxizero_core::{Config, DType};
 use safetensors::tensor::{Dtype, TensorView};
 
+use crate::checkpoints;
 use crate::error::CliError;
 use crate::progress::Event;
 
@@ -117,18 +118,33 @@ impl RunFolder {
         let folder = self.path.display();
         match (self.steps(), self.path.join(MODEL).exists()) {
             (0, _) => "no step was taken".into(),
-            (steps, false) => {
-                format!("metrics up to step {steps} are in `{folder}`, no weights were written")
-            }
+            (steps, false) => match checkpoints::of_run(&self.path).latest() {
+                Ok(name) => format!(
+                    "the checkpoint {name} is in `{folder}`; go on with `oxizero train --resume \
+                     {folder}`"
+                ),
+                Err(_) => {
+                    format!("metrics up to step {steps} are in `{folder}`, no weights were written")
+                }
+            },
             (steps, true) => format!("weights and metrics of {steps} steps are in `{folder}`"),
         }
     }
 
     /// Steps that were taken, by the metrics: they have a line for each.
     fn steps(&self) -> usize {
-        let events = fs::read_to_string(self.path.join(METRICS)).unwrap_or_default();
-        events.lines().filter(|event| event.starts_with(r#"{"event":"step""#)).count()
+        steps(&self.path)
     }
+}
+
+/// Whether the run in `folder` has taken a step.
+pub(crate) fn has_trained(folder: &Path) -> bool {
+    steps(folder) > 0
+}
+
+fn steps(folder: &Path) -> usize {
+    let events = fs::read_to_string(folder.join(METRICS)).unwrap_or_default();
+    events.lines().filter(|event| event.starts_with(r#"{"event":"step""#)).count()
 }
 
 /// The folders on the way to `path`, itself included, that are not there, the innermost first.

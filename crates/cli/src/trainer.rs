@@ -5,6 +5,8 @@
 
 use std::ffi::OsStr;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use oxizero::chain::{Chain, Recompute};
 use oxizero::{
@@ -48,6 +50,8 @@ pub(crate) struct Trainer<'a> {
     numel: Numel,
     /// The step that the run begins with.
     first_step: usize,
+    /// Whether the user wants the run to end.
+    asked: Arc<AtomicBool>,
 }
 
 /// One optimizer step.
@@ -58,6 +62,8 @@ pub(crate) struct Stepped {
     pub(crate) lr: f64,
     /// What the engine did.
     pub(crate) outcome: StepOutcome,
+    /// Whether the run is to end, as any rank heard before the step did; the same on all.
+    pub(crate) is_asked: bool,
 }
 
 impl<'a> Trainer<'a> {
@@ -114,6 +120,7 @@ impl<'a> Trainer<'a> {
             data_parallel,
             numel,
             first_step: 0,
+            asked: Arc::default(),
         })
     }
 
@@ -130,6 +137,11 @@ impl<'a> Trainer<'a> {
     /// The step that the run begins with, counted from 0.
     pub(crate) fn first_step(&self) -> usize {
         self.first_step
+    }
+
+    /// Looks at the end of each step whether the run is to end.
+    pub(crate) fn hear(&mut self, asked: &Arc<AtomicBool>) {
+        self.asked = Arc::clone(asked);
     }
 
     /// Saves a checkpoint after so many steps, while training goes on.
@@ -175,10 +187,12 @@ impl<'a> Trainer<'a> {
             loss += self.run_micro_batch(step, micro_batch)?;
             outcome = self.engine.step()?;
         }
-        let ranks = self.exchange("the loss", &[loss])?;
+        let asked = f64::from(u8::from(self.asked.load(Relaxed)));
+        let ranks = self.exchange("the loss", &[loss, asked])?;
         let micro_batches = ranks.len() * accumulation;
-        let loss = ranks.iter().flatten().sum::<f64>() / micro_batches as f64;
-        Ok(Stepped { loss, lr, outcome })
+        let loss = ranks.iter().map(|told| told[0]).sum::<f64>() / micro_batches as f64;
+        let is_asked = ranks.iter().any(|told| told[1] > 0.0);
+        Ok(Stepped { loss, lr, outcome, is_asked })
     }
 
     /// The whole gradients that optimizer step `step` would apply, before clipping, by parameter.

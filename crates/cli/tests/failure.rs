@@ -106,39 +106,57 @@ fn ranks_do_not_outlive_the_command() {
     assert_empty(&place.path().join("tmp"));
 }
 
+/// What a run says when it is interrupted, before it ends by itself.
+const HEARD: &str = "interrupted: the run ends with a checkpoint after this step; interrupt it \
+                     again to end it at once\n";
+
 /// At a terminal, Ctrl-C reaches all of the command's processes at once.
 #[test]
-fn a_run_that_is_interrupted_says_what_it_leaves() {
+fn a_run_that_is_interrupted_ends_with_a_checkpoint_from_which_it_goes_on() {
     let reaches = [kill_process, kill_process_group];
     for (flags, signal) in ["", "--in-process"].iter().flat_map(|f| reaches.map(|r| (f, r))) {
         let place = Place::new();
         let words = format!("train tiny.toml --ranks 3 --steps 1000000 {flags}");
         let mut child = in_its_first_steps(place.command(&words).process_group(0));
         let ranks = ranks(child.id());
-        let begin = Instant::now();
         signal(Pid::from_child(&child), Signal::INT).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(130));
-        assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
         assert_gone(&ranks);
 
         let folder = place.path().join("runs/0001");
         let metrics = fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
         let steps = metrics.lines().filter(|line| line.contains(r#""event":"step""#)).count();
-        let left = |steps| {
-            format!(
-                "interrupted; metrics up to step {steps} are in `runs/0001`, no weights were \
-                 written\n"
-            )
-        };
-        let said = said(&mut child);
-        // A thread goes on until the process ends.
-        let written = if flags.is_empty() { steps..=steps } else { 1..=steps };
-        assert!(written.clone().any(|steps| said == left(steps)), "{said} of {written:?}");
+        let left = format!(
+            "interrupted; the checkpoint step-{steps:06} is in `runs/0001`; go on with `oxizero \
+             train --resume runs/0001`\n"
+        );
+        assert_eq!(said(&mut child), format!("{HEARD}{left}"));
         let names = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name());
         let mut names: Vec<_> = names.collect();
         names.sort();
-        assert_eq!(names, ["config.toml", "metrics.jsonl"]);
+        assert_eq!(names, ["checkpoints", "config.toml", "metrics.jsonl"]);
+        let resumed = format!("train --resume runs/0001 --json --steps {}", steps + 2);
+        let events = place.events(&resumed);
+        let first = events.iter().find(|event| event["event"] == "step").unwrap();
+        assert_eq!(first["step"], steps + 1);
     }
+}
+
+#[test]
+fn a_second_interrupt_ends_a_run_at_once() {
+    let place = Place::new();
+    let (mut child, ranks) = started(&place);
+    kill_process(Pid::from_raw(ranks[0].1).unwrap(), Signal::STOP).unwrap();
+    let command = Pid::from_child(&child);
+    kill_process(command, Signal::INT).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(child.try_wait().unwrap().is_none(), "a rank that stands still keeps the others");
+    let begin = Instant::now();
+    kill_process(command, Signal::INT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+    assert_eq!(said(&mut child), HEARD);
+    assert_gone(&ranks);
 }
 
 #[test]

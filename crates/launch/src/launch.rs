@@ -16,7 +16,7 @@ use signal_hook::flag::{register, register_conditional_shutdown, register_usize}
 
 use crate::arguments::{HELP, Launch, Program, parse};
 use crate::output::{Forwarded, Tail, forward};
-use crate::ranks::{Ended, Ranks};
+use crate::ranks::{Ended, Order, Ranks};
 
 /// Lines of a failed rank that are shown once more.
 const LINES_SHOWN: usize = 15;
@@ -111,7 +111,7 @@ fn run(launch: &Launch, python: &OsStr) -> Result<u8, Failure> {
         outputs.push((stdout, forward(stderr, io::stderr(), prefix)));
     }
     let asked = || Signal::from_named_raw(stop.load(Relaxed).try_into().ok()?);
-    let ended = ranks.wait(asked).map_err(|error| Failure::new(&error))?;
+    let ended = ranks.wait(|| asked().map(Order::End)).map_err(|error| Failure::new(&error))?;
     drop(ranks);
     let tails = outputs.into_iter().map(last_words).collect();
     if let Some(signal) = asked() {

@@ -12,4 +12,4 @@ mod ranks;
 mod tether;
 
 pub use launch::{command, launch};
-pub use ranks::{Ended, Ranks};
+pub use ranks::{Ended, Order, Ranks};

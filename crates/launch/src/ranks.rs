@@ -31,6 +31,15 @@ struct Running {
     child: Child,
 }
 
+/// What is told to all ranks that run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// They get a signal, and end when they see fit.
+    Hear(Signal),
+    /// They get a signal, and are killed when their grace is over.
+    End(Signal),
+}
+
 /// A rank that ended before it was told to.
 #[derive(Clone, Copy, Debug)]
 pub struct Ended {
@@ -80,14 +89,14 @@ impl Ranks {
         Ok(&mut self.running.last_mut().expect("it was pushed above").child)
     }
 
-    /// Waits until all have ended. Once one has failed, or `stop` gives a signal for all, the
-    /// others are told to end, and are killed when their grace is over. Returns those that ended
-    /// before, in the order in which that was seen.
+    /// Waits until all have ended. Once one has failed, the others are told to end, and are killed
+    /// when their grace is over; `order`, which is asked again and again, may tell them so before.
+    /// Returns those that ended until then, in the order in which that was seen.
     ///
     /// # Errors
     ///
     /// If the system refuses to tell of the processes.
-    pub fn wait(&mut self, stop: impl Fn() -> Option<Signal>) -> io::Result<Vec<Ended>> {
+    pub fn wait(&mut self, mut order: impl FnMut() -> Option<Order>) -> io::Result<Vec<Ended>> {
         let (mut ended, mut tell_at) = (Vec::new(), None);
         while !self.running.is_empty() {
             let now = self.reap()?;
@@ -95,10 +104,14 @@ impl Ranks {
                 tell_at = Some(Instant::now() + NOTICE);
             }
             ended.extend(now);
-            let late = tell_at.is_some_and(|at| Instant::now() >= at).then_some(Signal::TERM);
-            if let Some(signal) = stop().or(late) {
-                self.end(signal)?;
-                break;
+            let late = tell_at.is_some_and(|at| Instant::now() >= at);
+            match order().or(late.then_some(Order::End(Signal::TERM))) {
+                Some(Order::Hear(signal)) => self.signal(signal),
+                Some(Order::End(signal)) => {
+                    self.end(signal)?;
+                    break;
+                }
+                None => {}
             }
             thread::sleep(POLL);
         }

@@ -109,7 +109,7 @@ impl Accumulation {
     fn train(
         &self,
         mut job: Job,
-        interrupt: &AtomicBool,
+        interrupt: &Arc<AtomicBool>,
         results: &mut Results,
     ) -> Result<(), CliError> {
         let seed = job.config.train.seed;
@@ -181,7 +181,7 @@ impl Accumulation {
 fn train(
     job: Job,
     setting: Setting,
-    interrupt: &AtomicBool,
+    interrupt: &Arc<AtomicBool>,
 ) -> Result<(Trained, Masters), CliError> {
     let TrainConfig { seed, steps, .. } = job.config.train;
     let entropy = bigram_entropy(&job.corpus.validation);

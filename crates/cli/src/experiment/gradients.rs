@@ -21,7 +21,7 @@ pub(super) struct Probe<'a> {
     pub(super) job: &'a Job,
     /// Trained master weights by parameter; absent for the initial ones.
     pub(super) masters: Option<Arc<Masters>>,
-    pub(super) interrupt: &'a AtomicBool,
+    pub(super) interrupt: &'a Arc<AtomicBool>,
 }
 
 /// Master weights, by parameter.

@@ -36,10 +36,12 @@ pub(crate) enum Blame {
     All,
     /// Another rank, which failed before and will say why.
     Other,
+    /// Nobody: the rank was asked to end, and did.
+    Nobody,
 }
 
 impl Blame {
-    const ALL: [Self; 4] = [Self::Own, Self::Reader, Self::All, Self::Other];
+    const ALL: [Self; 5] = [Self::Own, Self::Reader, Self::All, Self::Other, Self::Nobody];
 
     /// For a collective that did not complete.
     pub(crate) fn of_comm(error: &CommError) -> Self {
@@ -61,6 +63,7 @@ impl Blame {
             Self::Other => 3,
             Self::All => 4,
             Self::Reader => 5,
+            Self::Nobody => 6,
         }
     }
 
@@ -76,6 +79,7 @@ pub(super) fn first_cause(failures: impl IntoIterator<Item = Failure>) -> Result
     match failures.into_iter().min_by_key(|failure| failure.blame) {
         None => Ok(()),
         Some(Failure { blame: Blame::Reader, .. }) => Err(CliError::Closed),
+        Some(Failure { blame: Blame::Nobody, .. }) => Err(CliError::interrupted()),
         Some(Failure { blame: Blame::All, why, .. }) => Err(CliError::Run(why)),
         Some(Failure { rank, why, .. }) => Err(CliError::Rank { rank, why }),
     }
@@ -89,10 +93,12 @@ mod tests {
     fn the_cause_is_shown_and_not_its_consequences() {
         let failure = |rank, blame| Failure { rank: Rank(rank), why: "failed".into(), blame };
         let shown = |failures| first_cause(failures).unwrap_err().to_string();
-        let [own, all, other] = [Blame::Own, Blame::All, Blame::Other];
+        let [own, all, other, nobody] = [Blame::Own, Blame::All, Blame::Other, Blame::Nobody];
         assert_eq!(shown(vec![failure(0, other), failure(1, own)]), "rank 1 failed");
         assert_eq!(shown(vec![failure(0, other), failure(1, all)]), "failed");
         assert_eq!(shown(vec![failure(2, other)]), "rank 2 failed");
+        assert_eq!(shown(vec![failure(0, nobody), failure(2, other)]), "rank 2 failed");
+        assert!(shown(vec![failure(0, nobody)]).starts_with("interrupted"));
         assert!(first_cause([]).is_ok());
     }
 

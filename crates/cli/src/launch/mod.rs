@@ -1,12 +1,13 @@
 //! Starts ranks for some work, and reports the first that fails.
 
+mod answer;
 mod failure;
 mod processes;
 mod threads;
 mod work;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use oxizero_comm::Communicator;
@@ -18,6 +19,7 @@ pub(crate) use failure::Blame;
 pub(crate) use processes::{Seat, run_seat};
 pub(crate) use work::Work;
 
+use self::answer::Answer;
 use crate::error::{CliError, INTERRUPTED};
 use crate::rank::RankError;
 
@@ -26,12 +28,14 @@ const POLL: Duration = Duration::from_millis(10);
 
 /// Does `work` on all its ranks, to the end, or until the user interrupts the command.
 pub(crate) fn run(work: Work) -> Result<(), CliError> {
-    let interrupt = interrupt()?;
+    let (interrupt, work) = (interrupt()?, Arc::new(work));
+    let answer = Answer::new(Arc::clone(&interrupt), work.may_go_on());
     match work.run().launch {
-        Launch::Processes => processes::run(&work, &interrupt),
+        Launch::Processes => processes::run(&work, answer),
         Launch::Threads => {
-            let run = work.run().clone();
-            threads::run(&run, &interrupt, move |comm| work.perform(comm)).map(drop)
+            let its = Arc::clone(&work);
+            let perform = move |comm| its.perform(comm, &interrupt);
+            threads::run(work.run(), answer, perform).map(drop)
         }
     }
 }
@@ -40,10 +44,11 @@ pub(crate) fn run(work: Work) -> Result<(), CliError> {
 /// and returns what it returned on rank 0.
 pub(crate) fn run_here<T: Send + 'static>(
     run: &RunConfig,
-    interrupt: &AtomicBool,
+    interrupt: &Arc<AtomicBool>,
     perform: impl Fn(Box<dyn Communicator>) -> Result<T, RankError> + Send + Sync + 'static,
 ) -> Result<T, CliError> {
-    let returned = threads::run(run, interrupt, perform)?;
+    let answer = Answer::new(Arc::clone(interrupt), || false);
+    let returned = threads::run(run, answer, perform)?;
     Ok(returned.into_iter().next().expect("there is a rank 0"))
 }
 
@@ -55,14 +60,6 @@ pub(crate) fn interrupt() -> Result<Arc<AtomicBool>, CliError> {
         .and_then(|_| register(SIGINT, Arc::clone(&interrupt)))
         .map_err(|error| CliError::Start(error.to_string()))?;
     Ok(interrupt)
-}
-
-/// The error of ranks that were ended by an interrupt, if there was one.
-fn interrupted(interrupt: &AtomicBool) -> Result<(), CliError> {
-    match interrupt.load(Relaxed) {
-        true => Err(CliError::Interrupted { left: "the ranks were ended".into() }),
-        false => Ok(()),
-    }
 }
 
 /// Threads that each rank calculates with.

@@ -9,17 +9,20 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ChildStderr, ChildStdin, Command, ExitCode, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::Duration;
 
 use oxizero_comm::shm;
 use oxizero_core::{Rank, WorldSize};
 use oxizero_launch::{Ended, Ranks};
-use rustix::process::{Pid, Signal, getppid};
+use rustix::process::{Pid, getppid};
+use signal_hook::consts::SIGINT;
+use signal_hook::flag::register;
 
 use super::failure::{Blame, Failure, first_cause};
-use super::{Work, interrupted, threads_per_rank};
+use super::{Answer, Work, threads_per_rank};
 use crate::error::{CliError, say};
 
 const RANK: &str = "OXIZERO_RANK";
@@ -31,7 +34,7 @@ const PARENT: &str = "OXIZERO_PARENT";
 const ERROR_MARK: &str = "oxizero-rank-error: ";
 
 /// Starts the ranks, hands them the work, and waits for their end, or ends them.
-pub(super) fn run(work: &Work, interrupt: &AtomicBool) -> Result<(), CliError> {
+pub(super) fn run(work: &Work, mut answer: Answer<impl FnMut() -> bool>) -> Result<(), CliError> {
     // No other run has this name, and nobody can guess it.
     let random = RandomState::new().hash_one(std::process::id());
     let rendezvous = format!("oxizero-{}-{random:016x}", std::process::id());
@@ -48,9 +51,9 @@ pub(super) fn run(work: &Work, interrupt: &AtomicBool) -> Result<(), CliError> {
             let stdin = child.stdin.take().expect("standard input is piped");
             scope.spawn(|| hand_over(work, stdin));
         }
-        let stop = || interrupt.load(Relaxed).then_some(Signal::INT);
-        let ended = ranks.wait(stop).map_err(|error| CliError::Start(error.to_string()))?;
-        interrupted(interrupt)?;
+        let ended = ranks.wait(|| answer.order());
+        let ended = ended.map_err(|error| CliError::Start(error.to_string()))?;
+        answer.check()?;
         first_cause(ended.iter().filter_map(|ended| {
             let said = errors[ended.rank].take().and_then(|errors| errors.join().ok().flatten());
             failure(ended, said)
@@ -143,6 +146,11 @@ pub(crate) fn run_seat(seat: Seat) -> ExitCode {
 fn connect_and_run(seat: Seat) -> Result<(), (String, Blame)> {
     let work = Work::receive(&mut io::stdin().lock())
         .map_err(|error| (format!("the work did not arrive: {error}"), Blame::Other))?;
+    let asked = Arc::<AtomicBool>::default();
+    if work.hears() {
+        let heard = register(SIGINT, Arc::clone(&asked));
+        heard.map_err(|error| (format!("no signals are heard: {error}"), Blame::Own))?;
+    }
     let options = shm::Options {
         deadline: Duration::from_secs_f64(work.run().deadline_seconds),
         replicas: work.replicas(),
@@ -150,5 +158,5 @@ fn connect_and_run(seat: Seat) -> Result<(), (String, Blame)> {
     };
     let comm =
         shm::connect(options).map_err(|error| (error.to_string(), Blame::of_comm(&error)))?;
-    work.perform(comm).map_err(|error| (error.to_string(), error.blame()))
+    work.perform(comm, &asked).map_err(|error| (error.to_string(), error.blame()))
 }

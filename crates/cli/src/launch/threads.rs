@@ -1,7 +1,6 @@
 //! Ranks as threads of this process.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -11,16 +10,16 @@ use oxizero_core::config::RunConfig;
 use oxizero_core::{Rank, WorldSize};
 
 use super::failure::{Blame, Failure, first_cause};
-use super::{POLL, interrupted, threads_per_rank};
+use super::{Answer, POLL, threads_per_rank};
 use crate::error::CliError;
 use crate::rank::RankError;
 
 /// Calls `perform` on every rank in a thread pool of its own, so that what it calculates runs there
-/// too. Returns what the ranks returned, in their order. Ranks that are interrupted end with the
+/// too. Returns what the ranks returned, in their order. Ranks that are to end at once end with the
 /// process, which the caller must end.
 pub(super) fn run<T: Send + 'static>(
     run: &RunConfig,
-    interrupt: &AtomicBool,
+    mut answer: Answer<impl FnMut() -> bool>,
     perform: impl Fn(Box<dyn Communicator>) -> Result<T, RankError> + Send + Sync + 'static,
 ) -> Result<Vec<T>, CliError> {
     let perform = Arc::new(perform);
@@ -33,7 +32,8 @@ pub(super) fn run<T: Send + 'static>(
     };
     let ranks: Vec<_> = group_with_deadline(world_size, deadline).into_iter().map(start).collect();
     while !ranks.iter().all(JoinHandle::is_finished) {
-        interrupted(interrupt)?;
+        answer.order(); // ranks that may go on look themselves
+        answer.check()?;
         thread::sleep(POLL);
     }
     let (mut returned, mut failures) = (Vec::new(), Vec::new());

@@ -1,6 +1,8 @@
 //! What ranks are started for.
 
 use std::io::{self, Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use oxizero_comm::Communicator;
 use oxizero_comm::shm::Replicas;
@@ -9,6 +11,7 @@ use oxizero_core::config::RunConfig;
 use crate::bench::{self, BenchJob};
 use crate::job::Job;
 use crate::rank::{self, RankError};
+use crate::run_folder;
 
 /// The same for every rank.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,10 +42,28 @@ impl Work {
         }
     }
 
-    /// Does it as one rank of `comm`.
-    pub(super) fn perform(&self, comm: Box<dyn Communicator>) -> Result<(), RankError> {
+    /// Whether its ranks end by themselves once they are asked to.
+    pub(super) fn hears(&self) -> bool {
+        matches!(self, Self::Train(_))
+    }
+
+    /// Whether there is something by now for which ranks are to end by themselves.
+    pub(super) fn may_go_on(&self) -> impl Fn() -> bool + use<> {
+        let folder = match self {
+            Self::Train(job) => Some(job.folder.clone()),
+            Self::Bench(_) => None,
+        };
+        move || folder.as_deref().is_some_and(run_folder::has_trained)
+    }
+
+    /// Does it as one rank of `comm`; `asked` becomes true when it is to end by itself.
+    pub(super) fn perform(
+        &self,
+        comm: Box<dyn Communicator>,
+        asked: &Arc<AtomicBool>,
+    ) -> Result<(), RankError> {
         match self {
-            Self::Train(job) => rank::run(job, comm),
+            Self::Train(job) => rank::run(job, comm, asked),
             Self::Bench(job) => bench::run(job, comm),
         }
     }
