@@ -181,6 +181,25 @@ fn steps_give_the_weights_of_the_formula_in_every_stage() {
     }
 }
 
+#[test]
+fn what_is_loaded_are_the_weights_that_were_saved() {
+    let place = Place::new();
+    for (flags, ranks) in [("--ranks 2", 2), ("--ranks 3 --stage 3 --launch threads", 3)] {
+        let rows =
+            place.events(&format!("bench checkpoint --params 262145 --rounds 2 --json {flags}"));
+        assert_eq!(hashes(&rows), expected(vec![("load".into(), trained(2, ranks))]), "{flags}");
+        let names: Vec<_> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
+        let wanted = ["write", "save", "memcpy", "pause", "background", "read", "load"];
+        assert_eq!(names, wanted);
+        assert_compared(&rows);
+        let left = std::fs::read_dir(place.path()).unwrap().flatten();
+        let left: Vec<_> = left.map(|entry| entry.file_name()).collect();
+        assert!(!left.iter().any(|name| name.to_string_lossy().contains("bench")), "{left:?}");
+    }
+    let output = place.run("bench checkpoint --params 262145 --folder none");
+    assert_eq!(output.status.code(), Some(2));
+}
+
 /// Every row is compared with another of the same run.
 fn assert_compared(rows: &[Value]) {
     for row in rows {

@@ -29,6 +29,12 @@ impl Lap {
         comm.barrier()?;
         Ok(Self(Instant::now()))
     }
+
+    /// Waits for all ranks; the seconds that the slowest took.
+    pub(crate) fn stop(self, comm: &dyn Communicator) -> Result<f64, CommError> {
+        comm.barrier()?;
+        Ok(self.0.elapsed().as_secs_f64())
+    }
 }
 
 impl Clock {
@@ -41,8 +47,7 @@ impl Clock {
         reference: &str,
         comm: &dyn Communicator,
     ) -> Result<f64, CommError> {
-        comm.barrier()?;
-        let seconds = lap.0.elapsed().as_secs_f64();
+        let seconds = lap.stop(comm)?;
         self.keep(name, reference, seconds);
         Ok(seconds)
     }

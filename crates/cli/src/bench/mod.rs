@@ -5,6 +5,7 @@
 //! of memory it tells the most. What it computed is checked on every rank: a fast wrong answer is
 //! an error.
 
+mod checkpoint;
 mod clock;
 mod collectives;
 mod copies;
@@ -36,6 +37,7 @@ use crate::args;
 use crate::error::CliError;
 use crate::rank::RankError;
 
+use self::checkpoint::Checkpoints;
 use self::collectives::Collectives;
 use self::gradients::Gradients;
 use self::memory::Memory;
@@ -72,6 +74,8 @@ pub(crate) struct BenchArguments {
 /// What is measured.
 #[derive(Clone, Debug, PartialEq, Subcommand, Serialize, Deserialize)]
 enum Bench {
+    /// A checkpoint saved, loaded, and saved in the background, beside plain files.
+    Checkpoint(Checkpoints),
     /// Reduce-scatter, all-reduce and all-gather of large tensors, and how long a small one takes.
     Collectives(Collectives),
     /// A model's gradients, read whole: all at once, and one after the other.
@@ -116,6 +120,7 @@ trait Benchmark {
 impl Bench {
     fn benchmark(&self) -> &dyn Benchmark {
         match self {
+            Self::Checkpoint(checkpoints) => checkpoints,
             Self::Collectives(collectives) => collectives,
             Self::Gradients(gradients) => gradients,
             Self::Memory(memory) => memory,

@@ -36,7 +36,7 @@ pub(crate) struct Step {
 }
 
 /// Of the model; 16 layers.
-const TENSORS: usize = 150;
+pub(super) const TENSORS: usize = 150;
 
 impl Benchmark for Step {
     fn title(&self) -> String {

@@ -114,9 +114,9 @@ fn rule() -> AdamW {
 }
 
 /// An engine, and the gradients that it is given in every window.
-struct Steps<'a> {
+pub(super) struct Steps<'a> {
     setting: &'a Setting,
-    engine: Engine,
+    pub(super) engine: Engine,
     micro_batch: MicroBatch,
     /// Of all parameters, one after the other.
     gradients: Buffer,
@@ -128,7 +128,7 @@ struct Steps<'a> {
 const PERIOD: usize = super::collectives::PERIOD;
 
 impl<'a> Steps<'a> {
-    fn new(setting: &'a Setting, comm: &dyn Communicator) -> Result<Self, RankError> {
+    pub(super) fn new(setting: &'a Setting, comm: &dyn Communicator) -> Result<Self, RankError> {
         let specs = setting.specs.clone();
         let mut gradients = Buffer::mapped(setting.numel(), setting.dtype);
         let mut starts = Vec::with_capacity(specs.len());
@@ -155,7 +155,7 @@ impl<'a> Steps<'a> {
     }
 
     /// One window: its halves, and both together.
-    fn time(&mut self, clock: &mut Clock) -> Result<(), RankError> {
+    pub(super) fn time(&mut self, clock: &mut Clock) -> Result<(), RankError> {
         let (name, setting) = (&self.setting.name, self.setting);
         let lap = Lap::start(self.engine.communicator())?;
         let (gradients, starts) = (&self.gradients, &self.starts);
@@ -179,7 +179,7 @@ impl<'a> Steps<'a> {
     }
 
     /// Of the first f32 master weights of the longest parameter, which all ranks have alike.
-    fn hash(&mut self) -> Result<String, RankError> {
+    pub(super) fn hash(&mut self) -> Result<String, RankError> {
         let name = &self.setting.name;
         let (mut hash, mut longest) = (Vec::new(), 0);
         for (index, spec) in self.setting.specs.iter().enumerate() {
