@@ -1,5 +1,6 @@
 """The native engine; `oxizero` is its face."""
 
+from collections.abc import Callable
 from typing import Any, final
 
 __version__: str
@@ -13,6 +14,10 @@ def command(words: list[str], python: str) -> int: ...
 # A tensor for a file: its name, torch's name of its dtype, its shape, and its bytes.
 Described = tuple[str, str, tuple[int, ...], Any]
 
+# `manifest` is JSON; `give` returns the elements of the tensor with this index.
+def write_checkpoint(
+    folder: str, name: str, manifest: str, give: Callable[[int], Capsule]
+) -> str: ...
 def write_safetensors(path: str, tensors: list[Described], entries: dict[str, str]) -> None: ...
 
 # What a back end's `give` makes of a tensor, and its `take` makes one of: DLPack capsules, or

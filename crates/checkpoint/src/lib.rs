@@ -24,6 +24,7 @@ mod run_folder;
 mod sealed;
 mod staging;
 mod tensor_file;
+mod whole;
 
 pub use check::BLOCK_BYTES;
 pub use checkpoint::Checkpoint;
@@ -36,3 +37,4 @@ pub use safetensors::Dtype;
 pub use serde_json::Value;
 pub use staging::{Fill, Planned, Staging};
 pub use tensor_file::{TensorBytes, write_tensors};
+pub use whole::{Give, write_whole};

@@ -8,7 +8,7 @@ use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::Checksum;
+use crate::{CheckpointError, Checksum};
 
 /// All of a checkpoint but the elements.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -118,6 +118,14 @@ pub struct Group {
     pub weight_decay: f64,
     /// The update rule of the group's own, to be read by people.
     pub rule: Option<String>,
+}
+
+impl Manifest {
+    /// Reads what serde writes of one; it is not [checked](Self::check).
+    pub fn from_json(text: &str) -> Result<Self, CheckpointError> {
+        serde_json::from_str(text)
+            .map_err(|error| CheckpointError::manifest("its text", error.to_string()))
+    }
 }
 
 impl Tensor {

@@ -15,6 +15,7 @@ mod engine;
 mod error;
 mod gathered;
 mod given;
+mod imported;
 mod launch;
 mod model_save;
 mod one_call;
@@ -40,6 +41,8 @@ mod _oxizero {
     use crate::engine::Engine;
     #[pymodule_export]
     use crate::error::{CommError, ConfigError, EngineError};
+    #[pymodule_export]
+    use crate::imported::write_checkpoint;
     #[pymodule_export]
     use crate::launch::command;
     #[pymodule_export]
