@@ -4,6 +4,7 @@ import json
 import os
 
 import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.overrides import TorchFunctionMode
 
@@ -55,13 +56,13 @@ class Init:
         configured = _read(config_dict_or_path or config)
         self._dtype = dtype or _dtype(configured)
         self._back_end = configured and configured.backend
-        self._mode = None
+        self._mode = self._watch = None
         self._wrapped = []
         # Modules whose __init__ runs; of one object, those of its classes nest.
         self._building = []
         if module is not None and enabled:
             for inner in module.modules():
-                self._shard(inner)
+                self._shard(inner.parameters(recurse=False))
 
     def __enter__(self):
         global _active
@@ -70,6 +71,7 @@ class Init:
             torch.nn.Module.__init_subclass__ = classmethod(lambda kind, **_: self._wrap(kind))
             for kind in set(_classes(torch.nn.Module)):
                 self._wrap(kind)
+            self._watch = register_module_parameter_registration_hook(self._registered)
             self._mode = _Whole()
             self._mode.__enter__()
         return self
@@ -80,6 +82,7 @@ class Init:
             return
         _active = None
         self._mode.__exit__(*error)
+        self._watch.remove()
         del torch.nn.Module.__init_subclass__
         for kind, original in self._wrapped:
             kind.__init__ = original
@@ -94,24 +97,29 @@ class Init:
             is_outermost = not any(module is other for other in self._building)
             self._building.append(module)
             try:
-                original(module, *args, **kwargs)
-            except RuntimeError as error:
-                if isinstance(module, ParametrizationList):
-                    _refuse_parametrization(error, *args)
-                raise
+                with pieces.replaceable(_parametrized(module, *args, **kwargs)):
+                    original(module, *args, **kwargs)
             finally:
                 self._building.pop()
             if is_outermost:
-                self._shard(module)
+                self._shard(module.parameters(recurse=False))
 
         build.__wrapped__ = original
         build.__name__, build.__doc__ = "__init__", original.__doc__
         kind.__init__ = build
         self._wrapped.append((kind, original))
 
-    def _shard(self, module):
+    def _registered(self, module, name, param):
+        """What a module is given after its `__init__` is sharded at once, and before it what is
+        made of the memory of another parameter, which goes with that one, as the old one does in
+        `layer.weight = Parameter(layer.weight.data)`."""
+        is_built = not any(module is other for other in self._building)
+        if is_built or pieces.of(param) is not None:
+            self._shard([param])
+
+    def _shard(self, params):
         with torch._C.DisableTorchFunction(), torch.no_grad():
-            for param in module.parameters(recurse=False):
+            for param in params:
                 if self._dtype and param.is_floating_point() and pieces.find(param) is None:
                     param.data = param.data.to(self._dtype)
                 pieces.shard(param, self._back_end)
@@ -146,14 +154,10 @@ class _Whole(TorchFunctionMode):
                 piece.let_go()
 
 
-def _refuse_parametrization(error, parametrizations, *_):
-    """Those that give a parameter other memory do it with `Tensor.set_`, which no mode sees."""
-    names = ", ".join(type(parametrization).__name__ for parametrization in parametrizations)
-    raise ConfigError(
-        f"the parametrization {names.lstrip('_')} is refused inside of zero.Init, since it "
-        "replaces the memory of the parameter; register it on a module that is built outside, and "
-        "shard that with zero.Init(module=...)"
-    ) from error
+def _parametrized(module, _=None, original=None, *others, **named):
+    """The tensor of which a module makes the parameters that a parametrization has, if it does.
+    Those that give it other memory do it with `Tensor.set_`, which no mode sees."""
+    return original if isinstance(module, ParametrizationList) else None
 
 
 def _classes(kind):

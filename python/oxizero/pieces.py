@@ -8,8 +8,9 @@ import zlib
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from oxizero import _oxizero, backends, guard, world
+from oxizero import _oxizero, backends, guard, registry, world
 from oxizero._oxizero import ConfigError
+from oxizero.splits import local
 
 _TRAINED = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -187,9 +188,28 @@ def of(tensor):
     return _by_storage.get(tensor.untyped_storage()._cdata)
 
 
+@contextlib.contextmanager
+def replaceable(param):
+    """Has a parameter whole, if it is in pieces; other memory that it is given is its values. A
+    collective call."""
+    piece = None if param is None else find(param)
+    if piece is None:
+        yield
+        return
+    piece.hold()
+    try:
+        yield
+    finally:
+        piece.let_go()
+    if piece.is_left(param):
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            piece.take_over(param, f"a parameter of {piece._shown()}")
+
+
 def settle(module):
     """Parameters in pieces whose `data` was assigned since they were sharded have these values,
     rank 0's, from now on; a collective call."""
+    _check_memory(module)
     params = [(name, param) for name, param in module.named_parameters() if find(param)]
     if not params:
         return
@@ -219,6 +239,25 @@ def settle(module):
                 del _pieces[param]  # it is as any parameter that was made elsewhere
             elif are_left.any():
                 find(param).take_over(param, name)
+
+
+def _check_memory(module):
+    """Refuses tensors that lie in the memory of a parameter in pieces, and are none: it is gone."""
+    params = [(f"parameter `{name}`", param) for name, param in module.named_parameters()]
+    buffers = [(f"buffer `{name}`", buffer) for name, buffer in module.named_buffers()]
+    for name, tensor in params + buffers:
+        is_known = find(tensor) is not None or registry.find(tensor) is not None
+        if not is_known and _is_gone(local(tensor)):
+            raise ConfigError(
+                f"{name} was made of the data of a parameter that zero.Init has sharded, and that "
+                "data is gone; make parameters of other parameters' data inside of zero.Init, and "
+                "all else of a clone() of it, there or inside of oxizero.zero.GatheredParameters"
+            )
+
+
+def _is_gone(tensor):
+    has_memory = tensor.layout != torch.strided or tensor.untyped_storage().nbytes() > 0
+    return tensor.numel() > 0 and not has_memory
 
 
 def _has_pieces(param):

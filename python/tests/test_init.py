@@ -341,18 +341,44 @@ def normed(rank, stage, norm):
     assert all(found[name].equal(value) for name, value in expected.items())
 
 
-@pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def again(layer):
+    """The layer with a new parameter of the old one's data, whose memory is another's."""
+    layer.weight = torch.nn.Parameter(layer.weight.data)
+    layer.bias = torch.nn.Parameter(layer.bias.detach()[:])
+    return layer
+
+
+NORMS = [
+    parametrizations.weight_norm,
+    parametrizations.spectral_norm,
+    parametrizations.orthogonal,
+    torch.nn.utils.weight_norm,
+    torch.nn.utils.spectral_norm,
+    again,
+]
+
+
+@pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("stage", [1, 3])
-def test_norms_of_weights_in_pieces_train_the_same(ranks, stage, norm):
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
+def test_parameters_that_are_made_of_those_in_pieces_train_the_same(ranks, stage, norm):
     ranks(2, normed, stage, norm)
 
 
-def orthogonal(_):
-    with zero.Init(), pytest.raises(oxizero.ConfigError, match="Orthogonal is refused"):
-        parametrizations.orthogonal(torch.nn.Linear(4, 4))
-    with zero.Init(module=parametrizations.orthogonal(torch.nn.Linear(4, 4))):
-        pass
+def gone(_):
+    def model():
+        with zero.Init():
+            return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+
+    late = model()
+    late[1].weight = torch.nn.Parameter(late[1].weight.data)
+    with pytest.raises(oxizero.ConfigError, match="parameter `1.weight` was made of the data of"):
+        start(late, 3)
+    shown = model()
+    shown[0].register_buffer("shown", shown[0].weight.data)
+    with pytest.raises(oxizero.ConfigError, match=r"buffer `0.shown` was made .*clone\(\) of it"):
+        start(shown, 3)
 
 
-def test_a_parametrization_that_replaces_memory_is_refused_by_name(ranks):
-    ranks(1, orthogonal)
+def test_what_is_made_of_data_that_is_gone_is_refused_by_name(ranks):
+    ranks(1, gone)
