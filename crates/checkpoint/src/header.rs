@@ -55,6 +55,11 @@ impl Header {
         Ok(Self { metadata, start })
     }
 
+    /// The names of the tensors.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.metadata.offset_keys()
+    }
+
     /// The tensor with this name, and the file's byte that it starts at.
     pub(crate) fn tensor(&self, name: &str) -> Option<(&TensorInfo, u64)> {
         let info = self.metadata.info(name)?;

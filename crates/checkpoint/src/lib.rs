@@ -24,6 +24,7 @@ mod run_folder;
 mod sealed;
 mod staging;
 mod tensor_file;
+mod weight_files;
 mod whole;
 
 pub use check::BLOCK_BYTES;
@@ -37,4 +38,5 @@ pub use safetensors::Dtype;
 pub use serde_json::Value;
 pub use staging::{Fill, Planned, Staging};
 pub use tensor_file::{TensorBytes, write_tensors};
+pub use weight_files::WeightFiles;
 pub use whole::{Give, write_whole};

@@ -65,6 +65,10 @@ pub(crate) struct TrainArguments {
     /// are accumulated so that the global batch stays. The run's configuration, if none is given.
     #[arg(long, value_name = "RUN")]
     pub(crate) resume: Option<PathBuf>,
+    /// Start from the weights of a safetensors file, or of a folder as on the Hugging Face hub,
+    /// with the names of Llama models; the optimizer starts anew.
+    #[arg(long, value_name = "PATH", conflicts_with = "resume")]
+    pub(crate) init_from: Option<PathBuf>,
     /// Write what each rank does, and when, for Perfetto or Chrome's tracing page; of several
     /// ranks, rank 2's is FILE with a 2 before its extension.
     #[arg(long, value_name = "FILE")]

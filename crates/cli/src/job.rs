@@ -19,6 +19,8 @@ pub(crate) struct Job {
     pub(crate) json: bool,
     /// The folder of the checkpoint to go on from, if there is one.
     pub(crate) resume: Option<PathBuf>,
+    /// The files with the weights to start from, if there are some.
+    pub(crate) init: Option<PathBuf>,
     /// Where what each rank does is to be written, if anywhere.
     pub(crate) trace: Option<PathBuf>,
     /// The text, longer than a sequence on both sides of the split.
@@ -32,6 +34,7 @@ struct Header {
     folder: PathBuf,
     json: bool,
     resume: Option<PathBuf>,
+    init: Option<PathBuf>,
     trace: Option<PathBuf>,
     description: String,
     train_bytes: usize,
@@ -47,6 +50,7 @@ impl Job {
             folder: self.folder.clone(),
             json: self.json,
             resume: self.resume.clone(),
+            init: self.init.clone(),
             trace: self.trace.clone(),
             description: self.corpus.description.clone(),
             train_bytes: self.corpus.train.len(),
@@ -70,8 +74,8 @@ impl Job {
             validation: read(from, header.validation_bytes as u64)?,
             description: header.description,
         };
-        let Header { folder, json, resume, trace, .. } = header;
-        Ok(Self { config, folder, json, resume, trace, corpus })
+        let Header { folder, json, resume, init, trace, .. } = header;
+        Ok(Self { config, folder, json, resume, init, trace, corpus })
     }
 }
 
@@ -98,9 +102,9 @@ mod tests {
         };
         let folder = PathBuf::from("runs/a b");
         let resume = Some("runs/1/checkpoints/step-7".into());
-        let trace = Some("t.json".into());
+        let (init, trace) = (Some("model.safetensors".into()), Some("t.json".into()));
         let config = Config::default();
-        let job = Job { config, folder, json: true, resume, trace, corpus };
+        let job = Job { config, folder, json: true, resume, init, trace, corpus };
         let mut sent = Vec::new();
         job.send(&mut sent).unwrap();
         assert_eq!(Job::receive(&mut sent.as_slice()).unwrap(), job);

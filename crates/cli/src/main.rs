@@ -8,6 +8,7 @@ mod checkpoints;
 mod data;
 mod error;
 mod experiment;
+mod initial;
 mod job;
 mod launch;
 mod parity;
@@ -86,11 +87,13 @@ fn train(arguments: &TrainArguments) -> Result<(), CliError> {
             (config, Some(checkpoint.folder().to_path_buf()))
         }
     };
+    let init = arguments.init_from.clone();
+    init.iter().try_for_each(|path| initial::check(path, &config))?;
     let corpus = Corpus::load(&config)?;
     let run_folder = RunFolder::create(&config)?;
     let folder = run_folder.path().to_path_buf();
     let (json, trace) = (arguments.json, arguments.trace.clone());
-    let job = Job { config, folder, json, resume, trace, corpus };
+    let job = Job { config, folder, json, resume, init, trace, corpus };
     let done = launch::run(Work::Train(Box::new(job)));
     if let Err(CliError::Interrupted { .. }) = done {
         return Err(CliError::Interrupted { left: run_folder.interrupted() });

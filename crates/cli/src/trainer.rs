@@ -14,6 +14,7 @@ use oxizero::{
 };
 use oxizero_burn::llama::{Sampling, Tokens, generate, init_param};
 use oxizero_burn::{Block, cpu, scalar};
+use oxizero_checkpoint::WeightFiles;
 use oxizero_core::config::TrainConfig;
 use oxizero_core::{MemoryPlan, Numel, ParamId, Random, Rank};
 use oxizero_device::{View, ViewMut, kernels};
@@ -21,6 +22,7 @@ use serde_json::json;
 
 use crate::checkpoints;
 use crate::data::{Batches, bits_per_byte, evaluation_batches};
+use crate::initial;
 use crate::job::Job;
 use crate::plan::Plan;
 use crate::rank::RankError;
@@ -85,14 +87,23 @@ impl<'a> Trainer<'a> {
         let context = config.model.context;
         let (specs, chain) = model.into_chain();
         let seed = Random::for_path(config.train.seed, &[INITIAL]).next_u64();
-        let names: Vec<String> = specs.iter().map(|spec| spec.name.clone()).collect();
-        let mut initial = |param: ParamId, weights: ViewMut<'_>| match weights {
-            ViewMut::F32(values) => init_param(&config.model, &names[param.0], seed, values),
-            other => unreachable!("the host's f32 weights are {:?}", other.as_view()),
+        let files = job.init.as_deref().map(WeightFiles::open).transpose();
+        let files = files.map_err(oxizero::EngineError::from)?;
+        let (told, mut unread) = (specs.clone(), Ok(()));
+        let mut initial = |param: ParamId, weights: ViewMut<'_>| {
+            let (spec, ViewMut::F32(values)) = (&told[param.0], weights) else {
+                unreachable!("the host's initial weights are f32");
+            };
+            match &files {
+                None => init_param(&config.model, &spec.name, seed, values),
+                Some(_) if unread.is_err() => {}
+                Some(files) => unread = initial::read(files, spec, values),
+            }
         };
         let world_size = backend.communicator.world_size();
         let (order, options) = (chain.order(), setup::engine_options(config));
         let engine = Engine::on_backend(specs, order, options, optimizer, backend, &mut initial)?;
+        unread.map_err(oxizero::EngineError::from)?;
         let train = &config.train;
         let micro_batch_size = train.micro_batch_size;
         Ok(Self {

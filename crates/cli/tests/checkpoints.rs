@@ -53,6 +53,32 @@ fn other_ranks_keep_the_global_batch_or_are_refused() {
     assert!(said.contains("3 or 6 ranks"), "{said}");
 }
 
+/// The evaluations of a run, before, between and after its steps.
+fn evaluations(place: &Place, words: &str) -> Vec<f64> {
+    let events = place.events(&format!("train tiny.toml --json {words}"));
+    let evaluations = events.iter().filter(|event| event["event"] == "evaluation");
+    evaluations.map(|event| event["bits_per_byte"].as_f64().unwrap()).collect()
+}
+
+#[test]
+fn a_run_starts_from_the_weights_of_files() {
+    let place = Place::new();
+    let first = evaluations(&place, "--ranks 2 --run-folder first --save-every 3");
+    place.run("convert first --to safetensors hub --shard-size 4KiB");
+    assert!(place.path().join("hub/model.safetensors.index.json").exists());
+    for (files, flags) in [("first/model.safetensors", "--ranks 3"), ("hub", "--in-process")] {
+        let next = evaluations(&place, &format!("--init-from {files} {flags}"));
+        assert_eq!(next[0], *first.last().unwrap(), "{files}");
+        assert_ne!(next.last(), first.last());
+    }
+    place.write("wider.toml", &common::TINY.replace("layers = 2", "layers = 3"));
+    let refused = place.run("train wider.toml --init-from first/model.safetensors");
+    assert_eq!(refused.status.code(), Some(2));
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(said.contains("it has no `model.layers.2") && said.contains("[model]"), "{said}");
+    assert!(!place.path().join("runs/0003").exists());
+}
+
 #[test]
 fn a_checkpoint_is_inspected_verified_and_converted() {
     let place = Place::new();

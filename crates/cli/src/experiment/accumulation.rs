@@ -94,7 +94,8 @@ impl Accumulation {
         for config in configs {
             let corpus = Corpus::load(config)?;
             let (config, folder) = (config.clone(), folder.into());
-            let job = Job { config, folder, json: false, resume: None, trace: None, corpus };
+            let (resume, init, trace) = (None, None, None);
+            let job = Job { config, folder, json: false, resume, init, trace, corpus };
             self.train(job, &interrupt, &mut results)?;
         }
         show(&format!("\n{}", report::words(&results)))?;
