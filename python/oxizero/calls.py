@@ -143,19 +143,21 @@ class _Call:
 
     def _reach(self, number, _):
         self._reached.add(number)
-        self._uses.arrived()
+        self._uses.reached()
 
 
 class Uses:
     """The calls of one unit that are under way."""
 
-    def __init__(self, unit, buckets, own, trained, arrived):
+    def __init__(self, unit, buckets, own, trained, ahead):
         self.name = unit.name or type(unit.module).__name__
+        self.number = ahead.count()
         self.buckets = buckets
+        self._ahead = ahead
         # The indexes of the unit's trained parameters.
         self.trained = trained
-        # Those of all trained parameters whose gradients have come in this pass.
-        self._arrived = arrived
+        # Whether the gradients of all of them have come in this pass.
+        self._has_all = not trained
         # Of a leaf, the buckets that are its own: ranks may use different parts of them.
         self._own = own
         for bucket in own:
@@ -172,6 +174,7 @@ class Uses:
         self.hold()
         call = _Call(self)
         self._forward.append(call)
+        self._ahead.forward(self)
         return call.enter(args, kwargs) if torch.is_grad_enabled() else None
 
     def after(self, output):
@@ -182,7 +185,10 @@ class Uses:
         try:
             return call.leave(output)
         finally:
-            let_go(self.buckets)
+            try:
+                let_go(self.buckets)
+            finally:
+                self._ahead.left()
 
     @property
     def has_frozen(self):
@@ -221,11 +227,17 @@ class Uses:
         # Which of a leaf's gradients come is each rank's own affair.
         if not tells_its_end and not self._is_leaf:
             self._waiting.append(call)
+        self._ahead.backward(self)
 
-    def arrived(self):
+    def arrived(self, arrived):
+        """These parameters have gradients in this pass."""
+        self._has_all = self.trained <= arrived
+        self.reached()
+
+    def reached(self):
         """A gradient of a parameter or an input has come: calls that waited for the last one have
         ended."""
-        if self._waiting and self.trained <= self._arrived:
+        if self._waiting and self._has_all:
             through = [call for call in self._waiting if call.is_through()]
             self._waiting = [call for call in self._waiting if call not in through]
             for call in through:
@@ -250,10 +262,11 @@ class Uses:
     def pass_ended(self):
         """No more gradients come in this pass."""
         self._waiting.clear()
+        self._has_all = not self.trained
 
     def reset(self):
         """No backward is under way."""
-        self._waiting.clear()
+        self.pass_ended()
         self._open = 0
         for call in list(self._backward):
             call.let_go()

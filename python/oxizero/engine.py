@@ -6,7 +6,7 @@ import weakref
 
 import torch
 
-from oxizero import _oxizero, backends, buffers, pieces, registry, units, world
+from oxizero import _oxizero, backends, buffers, guard, pieces, registry, units, world
 from oxizero._oxizero import EngineError
 from oxizero.checkpoints import Checkpoints
 from oxizero.clipping import Clipping, unwatch, watch
@@ -91,12 +91,8 @@ class Engine(Checkpoints, Clipping, Later, ModelFiles, torch.nn.Module):
         """The model's forward."""
         self._weights.check(self._core)
         self._settle()
-        try:
+        with self._sharded.called() if self._sharded else contextlib.nullcontext():
             returned = self.module(*args, **kwargs)
-        except RuntimeError as error:
-            if self._sharded is not None:
-                self._sharded.explain(error)
-            raise
         self._passes.watch(returned)
         return returned
 
@@ -313,7 +309,7 @@ class Engine(Checkpoints, Clipping, Later, ModelFiles, torch.nn.Module):
     def _take_model(self, found, held):
         """From here on the weights are the engine's; `held` are the buffers."""
         if self.config.stage == 3:
-            self._sharded = Sharded(self._core, self._weights)
+            self._sharded = Sharded(self._core, self._weights, self._prefetch())
         else:
             self._weights.alias(self._core)
         self._take_pieces()
@@ -362,6 +358,15 @@ class Engine(Checkpoints, Clipping, Later, ModelFiles, torch.nn.Module):
         """No backward is under way."""
         if self._sharded is not None:
             self._sharded.reset()
+
+    def _prefetch(self):
+        """How many elements are gathered ahead, and how many may be whole for that: as rank 0 says,
+        for all ranks start the same gathers."""
+        told = self.config.prefetch if self._core.overlaps and guard.CAN_FORBID else (0, 0)
+        told = torch.tensor(told, dtype=torch.int64)
+        if self._place.size > 1:
+            self._back_end.broadcast(self._core, [told], 0)
+        return told.tolist()
 
     def _take_pieces(self):
         """Parameters that were made inside of `zero.Init` get their values, one by one."""

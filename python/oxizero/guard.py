@@ -10,15 +10,30 @@ _forbid = getattr(torch._C, "_set_storage_data_ptr_access_error_msg", None)
 _allow = getattr(torch._C, "_clear_storage_data_ptr_access_error_msg", None)
 
 
+# Whether torch refuses operations on memory that is there.
+CAN_FORBID = _forbid is not None and _allow is not None
+
+
 def free(storage, message):
     """Frees a storage's memory; operations on it raise a RuntimeError with this message."""
+    allow(storage)
     storage.resize_(0)
-    if _forbid is not None and _allow is not None:
-        _forbid(storage._cdata, message)
+    forbid(storage, message)
 
 
 def allocate(storage, size):
     """Gives a freed storage memory of `size` bytes; what is in it is undefined."""
-    if _forbid is not None and _allow is not None:
-        _allow(storage._cdata)
+    allow(storage)
     storage.resize_(size)
+
+
+def forbid(storage, message):
+    """Operations on a storage's memory raise a RuntimeError with this message."""
+    if CAN_FORBID:
+        _forbid(storage._cdata, message)
+
+
+def allow(storage):
+    """Operations on a storage's memory are as on any."""
+    if CAN_FORBID:
+        _allow(storage._cdata)

@@ -5,6 +5,7 @@ and it is freed again; parameters stay the same tensors. All ranks gather the sa
 if they run the same modules, which the engine checks.
 """
 
+import contextlib
 import re
 import weakref
 from collections import Counter
@@ -13,6 +14,7 @@ import torch
 
 from oxizero import guard
 from oxizero._oxizero import EngineError
+from oxizero.ahead import Ahead
 from oxizero.calls import Uses
 from oxizero.saving import Saving
 from oxizero.splits import local
@@ -34,7 +36,10 @@ class Bucket:
         self.flat = torch.empty(told["numel"], dtype=dtype, device=device)
         self._storage = self.flat.untyped_storage()
         self._bytes = self._storage.nbytes()
+        self.numel = told["numel"]
         self._holds = 0
+        # Whether a gather of them was started, which nobody has waited for.
+        self._is_arriving = False
         self.indexes = {param for param, _ in told["params"]}
         self.params = [local(params[param]) for param, _ in told["params"]]
         self.names = [names[param][0] for param, _ in told["params"]]
@@ -49,14 +54,42 @@ class Bucket:
     def hold(self):
         """Has the parameters whole until as many calls of `let_go`; a collective call."""
         if self._holds == 0 and self._bytes > 0:
-            guard.allocate(self._storage, self._bytes)
             try:
-                self._core.gather(self.index, self._core.back_end.give(self.flat))
+                if self._is_arriving:
+                    self._is_arriving = False
+                    self._core.finish_gather(self.index)
+                    guard.allow(self._storage)
+                else:
+                    guard.allocate(self._storage, self._bytes)
+                    self._core.gather(self.index, self._core.back_end.give(self.flat))
             except BaseException:
                 self._free()
                 raise
             self._versions = [param._version for param in self.params]
         self._holds += 1
+
+    def start(self):
+        """Has them gathered while others compute, for the next `hold`, unless they are already;
+        until then nobody reads them. A collective call."""
+        if self._is_arriving or self._bytes == 0:
+            return
+        guard.allocate(self._storage, self._bytes)
+        try:
+            self._core.start_gather(self.index, self._core.back_end.give(self.flat))
+        except BaseException:
+            self._free()
+            raise
+        self._is_arriving = True
+        guard.forbid(self._storage, self._gone())
+
+    def drop(self):
+        """What was started, if it was, is not wanted."""
+        if self._is_arriving:
+            self._is_arriving = False
+            try:
+                self._core.let_go(self.index)
+            finally:
+                self._free()
 
     def let_go(self):
         """Gives up what one `hold` took."""
@@ -152,18 +185,20 @@ class Bucket:
 
     def _free(self):
         if self._bytes > 0:
-            names = f"`{self.names[0]}`" + (" and others" if len(self.names) > 1 else "")
-            guard.free(
-                self._storage,
-                f"the weights of {names} are sharded, and whole only while their module runs; use "
-                "oxizero.zero.GatheredParameters or register_external_parameter",
-            )
+            guard.free(self._storage, self._gone())
+
+    def _gone(self):
+        names = f"`{self.names[0]}`" + (" and others" if len(self.names) > 1 else "")
+        return (
+            f"the weights of {names} are sharded, and whole only while their module runs; use "
+            "oxizero.zero.GatheredParameters or register_external_parameter"
+        )
 
 
 class Sharded:
     """The parameters of a model whose weights rest sharded."""
 
-    def __init__(self, core, weights):
+    def __init__(self, core, weights, prefetch):
         self.buckets = [
             Bucket(core, index, told, weights.params, weights.names)
             for index, told in enumerate(core.buckets)
@@ -177,6 +212,7 @@ class Sharded:
         self._trained = [local(param) for _, param in weights.trained()]
         self._arrived = set()
         self._hooks, self._uses = [], {}
+        self._ahead = Ahead(self.buckets, *prefetch)
         self._saving = Saving()
         # By parameter: who may wait for its gradient.
         self._waiting = {}
@@ -238,11 +274,23 @@ class Sharded:
                 uses.trained.add(self._index_of[id(param)])
                 self._waiting.setdefault(self._index_of[id(param)], []).append(uses)
 
+    @contextlib.contextmanager
+    def called(self):
+        """The model is called: an error says whose memory is gone."""
+        self._ahead.entered()
+        try:
+            yield
+        except RuntimeError as error:
+            self.explain(error)
+            raise
+        finally:
+            self._ahead.left()
+
     def arrived(self, index):
         """A parameter's gradient has come."""
         self._arrived.add(index)
         for uses in self._waiting.get(index, ()):
-            uses.arrived()
+            uses.arrived(self._arrived)
 
     def pass_ended(self):
         """No more gradients come in this pass."""
@@ -255,6 +303,7 @@ class Sharded:
         self._arrived.clear()
         for uses in self._uses.values():
             uses.reset()
+        self._ahead.reset()
 
     def take_over(self, core):
         """Refuses a step while weights are held, or lie elsewhere."""
@@ -292,7 +341,7 @@ class Sharded:
         owned = self._buckets_of(unit.owned) if unit.is_leaf else []
         # Gradients of what another unit uses too may come after the leaf's backward.
         own = [bucket for bucket in owned if bucket.trained and not bucket.indexes & self._tied]
-        uses = Uses(unit, buckets, own, trained, self._arrived)
+        uses = Uses(unit, buckets, own, trained, self._ahead)
         self._uses[id(unit.module)] = uses
         for index in trained:
             self._waiting.setdefault(index, []).append(uses)

@@ -4,7 +4,7 @@
 //! ([`Engine::gather_into`]), and says when that memory is gone ([`Engine::let_go`]). It orders
 //! gathers itself: all ranks gather the same buckets at the same times, which is checked.
 
-use oxizero_core::{BucketId, BucketSpec, Event};
+use oxizero_core::{BucketId, BucketSpec, Event, Overlap};
 use oxizero_device::{Buffer, View};
 
 use crate::bucket::Bucket;
@@ -15,6 +15,11 @@ impl Engine {
     /// The buckets: which parameters are gathered and reduced together, and where each lies.
     pub fn buckets(&self) -> impl ExactSizeIterator<Item = &BucketSpec> {
         self.buckets.iter().map(Bucket::spec)
+    }
+
+    /// Where collectives run: whether gathers that are started go on beside what the caller does.
+    pub fn overlap(&self) -> Overlap {
+        self.groups.overlap()
     }
 
     /// Gathers the full model weights of a bucket into `full`, memory of the caller's own of the

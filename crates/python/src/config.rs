@@ -59,6 +59,12 @@ impl Config {
         self.0.model_save == ModelSave::Gathered
     }
 
+    /// Elements that are gathered ahead at most, and those that are whole at once.
+    #[getter]
+    fn prefetch(&self) -> (usize, usize) {
+        (self.0.prefetch.numel_max.0, self.0.prefetch.live_numel_max.0)
+    }
+
     /// The ZeRO stage.
     #[getter]
     fn stage(&self) -> u8 {

@@ -2,6 +2,7 @@
 
 use oxizero::comm::CommError;
 use oxizero::{BucketId, BucketSpec, EngineError, ParamId, Rank};
+use oxizero_core::Overlap;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -79,6 +80,24 @@ impl Engine {
     fn gather(&self, py: Python<'_>, bucket: usize, full: Given<'_>) -> PyResult<()> {
         let (id, buffer) = (BucketId(bucket), full.into_buffer()?);
         self.in_turn_of(py, id, |engine| engine.gather_into(id, buffer).map(drop))
+    }
+
+    /// Starts to gather them, until `finish_gather` or `let_go`; a collective call.
+    fn start_gather(&self, py: Python<'_>, bucket: usize, full: Given<'_>) -> PyResult<()> {
+        let (id, buffer) = (BucketId(bucket), full.into_buffer()?);
+        self.in_turn_of(py, id, |engine| engine.start_gather(id, buffer))
+    }
+
+    /// Waits for what was started.
+    fn finish_gather(&self, py: Python<'_>, bucket: usize) -> PyResult<()> {
+        let id = BucketId(bucket);
+        self.in_turn_of(py, id, |engine| engine.finish_gather(id).map(drop))
+    }
+
+    /// Whether gathers that are started go on beside what the caller does.
+    #[getter]
+    fn overlaps(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.lock(py)?.engine.overlap() == Overlap::On)
     }
 
     /// Whether nobody has written to a tensor that a bucket was gathered into.

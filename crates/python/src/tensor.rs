@@ -3,6 +3,7 @@
 //!
 //! What the types here cannot check, the Python face keeps: nobody writes to a tensor while a call
 //! that was given it runs, and nobody uses a tensor in the engine's memory while the engine does.
+//! Nobody uses or resizes one that a gather was started into, until it was waited for.
 
 use std::any::Any;
 use std::ffi::{CStr, c_void};
@@ -156,8 +157,8 @@ impl Tensor<'_> {
         }
         let owner = Box::new(self._owner.clone().unbind());
         // SAFETY: the capsule, which the region holds, keeps the tensor; nobody uses or resizes it
-        // while the call runs (see the module's doc), and whoever makes a buffer drops it with the
-        // call.
+        // while the call runs, or the gather that it starts (see the module's doc), and whoever
+        // makes a buffer drops it with these.
         let region = unsafe { Region::from_foreign(self.start, Bytes(self.len), owner) };
         Ok(Buffer::new(region, dtype))
     }

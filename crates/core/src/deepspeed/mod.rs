@@ -26,7 +26,7 @@ use crate::{ConfigError, DType, LossScaling, Numel, Placement, Precision, Stage,
 pub use self::batch::BatchSizes;
 pub use self::optimizer::{AdamSettings, OptimizerSettings, RuleSettings};
 pub use self::scheduler::{SchedulerKind, SchedulerSettings, SchedulerValue};
-pub use self::stage3::{LeafModules, ModelSave};
+pub use self::stage3::{LeafModules, ModelSave, Prefetch};
 
 /// What a configuration asks for.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,6 +52,8 @@ pub struct DeepSpeedConfig {
     pub leaf_modules: LeafModules,
     /// What `save_16bit_model` does with weights that rest sharded.
     pub model_save: ModelSave,
+    /// How far weights that rest sharded are gathered ahead.
+    pub prefetch: Prefetch,
     /// The most elements that are communicated together. DeepSpeed's default of 500 million leaves
     /// nothing to do while backward runs; here it is 16 Mi.
     pub bucket_numel_max: Numel,
@@ -182,6 +184,7 @@ impl DeepSpeedConfig {
             bucket_numel_max: zero.bucket_numel_max,
             leaf_modules: zero.leaf_modules,
             model_save: zero.model_save,
+            prefetch: zero.prefetch,
             optimizer,
             scheduler,
             log_level,

@@ -1,7 +1,7 @@
 //! The fields of `zero_optimization` that are about weights which rest sharded.
 
 use super::Section;
-use crate::ConfigError;
+use crate::{ConfigError, Numel};
 
 /// Modules whose parameters are gathered and reduced as a whole, whatever each rank uses of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,17 +24,41 @@ pub enum ModelSave {
     Gathered,
 }
 
-/// Takes them.
+/// How far weights are gathered ahead, where that runs beside the model's arithmetic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefetch {
+    /// Elements that are gathered ahead, at most: those of the next module, or none of them.
+    pub numel_max: Numel,
+    /// Elements that are whole at once, beyond which nothing is gathered ahead.
+    pub live_numel_max: Numel,
+}
+
+impl Default for Prefetch {
+    /// DeepSpeed's.
+    fn default() -> Self {
+        Self { numel_max: Numel(50_000_000), live_numel_max: Numel(1_000_000_000) }
+    }
+}
+
+/// Takes what is gathered ahead.
+pub(super) fn prefetch(zero: &mut Section) -> Result<Prefetch, ConfigError> {
+    let default = Prefetch::default();
+    let mut numel = |name, default| zero.count(name, 0).map(|numel| numel.map_or(default, Numel));
+    Ok(Prefetch {
+        numel_max: numel("stage3_prefetch_bucket_size", default.numel_max)?,
+        live_numel_max: numel("stage3_max_live_parameters", default.live_numel_max)?,
+    })
+}
+
+/// Takes the others.
 pub(super) fn parse(zero: &mut Section) -> Result<(LeafModules, ModelSave), ConfigError> {
-    // How far ahead weights are gathered, how long they are kept and in how many pieces they are
-    // updated moves work in time, and changes no result. Here a module's weights are gathered when
-    // it runs and are let go when it has run, which is within any of these bounds.
+    // How long weights are kept and in how many pieces they are updated moves work in time, and
+    // changes no result. Here a module's weights are let go when it has run, which is within any of
+    // these bounds.
     for name in [
         "sub_group_size",
-        "stage3_prefetch_bucket_size",
         "stage3_param_persistence_threshold",
         "stage3_model_persistence_threshold",
-        "stage3_max_live_parameters",
         "stage3_max_reuse_distance",
     ] {
         zero.count(name, 0)?;

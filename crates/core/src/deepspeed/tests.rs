@@ -38,6 +38,7 @@ fn a_configuration_as_people_have_it_is_honoured() {
         clip_norm: Some(1.0),
         leaf_modules: LeafModules::default(),
         model_save: ModelSave::default(),
+        prefetch: Prefetch::default(),
         bucket_numel_max: Numel(200_000_000),
         optimizer: Some(OptimizerSettings {
             lr: 3e-4,
@@ -294,6 +295,17 @@ fn one_copy_of_the_weights_is_for_stages_that_have_copies() {
     assert!(conflict.contains("oxizero.share_weights") && conflict.contains("stage = 3"));
     let unknown = read_copies(1, "\"share_weight\": true").unwrap_err().to_string();
     assert!(unknown.contains("oxizero.share_weights"), "{unknown}");
+}
+
+#[test]
+fn what_is_gathered_ahead_is_bounded_as_asked() {
+    let read = |text: &str| read(text).unwrap().prefetch;
+    assert_eq!(read(r#"{"zero_optimization": {"stage": 3}}"#), Prefetch::default());
+    let asked = read(
+        r#"{"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 0,
+            "stage3_max_live_parameters": 1e6}}"#,
+    );
+    assert_eq!(asked, Prefetch { numel_max: Numel(0), live_numel_max: Numel(1_000_000) });
 }
 
 #[test]

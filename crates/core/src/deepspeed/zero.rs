@@ -2,7 +2,7 @@
 
 use super::off;
 use super::section::Section;
-use super::stage3::{self, LeafModules, ModelSave};
+use super::stage3::{self, LeafModules, ModelSave, Prefetch};
 use crate::{ConfigError, Numel, Stage};
 
 /// DeepSpeed's default of 500 million leaves nothing to do while backward runs.
@@ -14,6 +14,7 @@ pub(super) struct Zero {
     pub(super) bucket_numel_max: Numel,
     pub(super) leaf_modules: LeafModules,
     pub(super) model_save: ModelSave,
+    pub(super) prefetch: Prefetch,
     pub(super) overlap: Option<bool>,
 }
 
@@ -25,6 +26,7 @@ pub(super) fn parse(top: &mut Section) -> Result<Zero, ConfigError> {
             bucket_numel_max: Numel(BUCKET_NUMEL),
             leaf_modules: LeafModules::default(),
             model_save: ModelSave::default(),
+            prefetch: Prefetch::default(),
             overlap: None,
         });
     };
@@ -53,8 +55,9 @@ pub(super) fn parse(top: &mut Section) -> Result<Zero, ConfigError> {
         return Err(ConfigError::Refused { field, value, reason, instead });
     }
     let (leaf_modules, model_save) = stage3::parse(&mut section)?;
+    let prefetch = stage3::prefetch(&mut section)?;
     section.off(off::ZERO)?;
     section.end()?;
     let bucket_numel_max = Numel(asked.unwrap_or(BUCKET_NUMEL));
-    Ok(Zero { stage, bucket_numel_max, leaf_modules, model_save, overlap })
+    Ok(Zero { stage, bucket_numel_max, leaf_modules, model_save, prefetch, overlap })
 }
