@@ -1,6 +1,6 @@
 //! Times of what all ranks do at once.
 
-use std::time::Instant;
+use std::time::SystemTime;
 
 use oxizero_comm::{CommError, Communicator};
 
@@ -19,26 +19,31 @@ struct Timed {
     seconds: Vec<f64>,
 }
 
-/// A time that has begun, on all ranks.
+/// A time that has begun, on all ranks. It is told by a clock that the ranks of a machine share:
+/// where there are more of them than processors, some start when others have ended.
 #[derive(Debug)]
-pub(crate) struct Lap(Instant);
+pub(crate) struct Lap(SystemTime);
 
 impl Lap {
     /// Waits for all ranks, and starts.
     pub(crate) fn start(comm: &dyn Communicator) -> Result<Self, CommError> {
         comm.barrier()?;
-        Ok(Self(Instant::now()))
+        Ok(Self(SystemTime::now()))
     }
 
-    /// Waits for all ranks; the seconds that the slowest took.
+    /// Waits for all ranks; the seconds from when the first of them started until the last one
+    /// stopped.
     pub(crate) fn stop(self, comm: &dyn Communicator) -> Result<f64, CommError> {
-        comm.barrier()?;
-        Ok(self.0.elapsed().as_secs_f64())
+        let stopped = SystemTime::now();
+        let nanoseconds = [self.0, stopped].map(since_epoch).map(u64::to_le_bytes);
+        let told = comm.exchange("times of a lap", nanoseconds.as_flattened())?;
+        Ok(1e-9 * span(&told) as f64)
     }
 }
 
 impl Clock {
-    /// Waits for all ranks, and keeps how many seconds the slowest took, which it returns.
+    /// Waits for all ranks, and keeps the seconds from when the first of them started until the
+    /// last one stopped, which it returns.
     /// `reference` names what the time is to be compared with.
     pub(crate) fn stop(
         &mut self,
@@ -89,6 +94,23 @@ impl Clock {
     }
 }
 
+fn since_epoch(time: SystemTime) -> u64 {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_nanos() as u64)
+}
+
+/// From the earliest of the ranks' starts to the latest of their ends.
+fn span(told: &[Vec<u8>]) -> u64 {
+    let times = |index: usize| {
+        told.iter().map(move |times| {
+            let time = times.as_chunks().0[index];
+            u64::from_le_bytes(time)
+        })
+    };
+    let [start, end] = [times(0).min(), times(1).max()];
+    end.unwrap_or(0).saturating_sub(start.unwrap_or(0))
+}
+
 /// The middle one, or the mean of the two in the middle.
 fn median(values: &[f64]) -> f64 {
     let mut values = values.to_vec();
@@ -109,6 +131,12 @@ mod tests {
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
         assert_eq!(median(&[7.0]), 7.0);
+    }
+
+    #[test]
+    fn a_lap_lasts_from_the_first_start_to_the_last_end() {
+        let times = |start: u64, end: u64| [start, end].map(u64::to_le_bytes).concat();
+        assert_eq!(span(&[times(5, 9), times(7, 12), times(6, 6)]), 7);
     }
 
     #[test]
