@@ -386,27 +386,6 @@ def test_odd_configurations_are_refused_in_words():
     made(model, steps_per_print=float("inf"))
 
 
-def written(rank, stage):
-    engine = made(zero_optimization={"stage": stage})
-    weight = engine.module.weight
-    if rank == 0:
-        engine.load_state_dict({"weight": torch.full((1, 2), 8.0)})
-    with pytest.raises(oxizero.EngineError, match="wrote other weights than rank 0"):
-        train(engine)
-    engine.load_state_dict({"weight": torch.full((1, 2), 8.0)})
-    engine.step()
-    assert weight.tolist() == [[7.0, 7.0]]
-    with pytest.raises(oxizero.EngineError, match="did not make the same call"):
-        oxizero.utils.safe_set_full_fp32_param(weight, torch.full((1, 2), float(rank)))
-    train(engine)
-    assert weight.tolist() == [[6.0, 6.0]]
-
-
-@pytest.mark.parametrize("stage", [0, 1, 2])
-def test_ranks_that_write_differently_hear_of_it(ranks, stage):
-    ranks(2, written, stage)
-
-
 class Raises(torch.autograd.Function):
     """The loss's own backward fails, before there is a gradient."""
 

@@ -55,8 +55,15 @@ pub trait Device: Debug + Send + Sync {
     /// See [`kernels::divide`](crate::kernels::divide).
     fn divide(&self, grad: DeviceViewMut<'_>, divisor: f32);
 
-    /// The sizes that [`kernels::measure`](crate::kernels::measure) finds, all of them in one read.
-    fn measure(&self, grads: &[DeviceView<'_>], divisor: f32, measure: Measure) -> Vec<f64>;
+    /// The sizes that [`kernels::measure`](crate::kernels::measure) finds of `grads` with that
+    /// divisor, and what tells each of `weights` from others, bit by bit and in order; all in one
+    /// read.
+    fn measure(
+        &self,
+        grads: &[DeviceView<'_>],
+        by: (f32, Measure),
+        weights: &[DeviceView<'_>],
+    ) -> (Vec<f64>, Vec<u64>);
 }
 
 /// Elements on a device, to read.

@@ -13,6 +13,7 @@ use oxizero_core::{DType, ParamId, ParamSpec};
 use oxizero_device::{Buffer, View, ViewMut, kernels};
 
 use crate::bucket::{Bucket, Field, overlap};
+use crate::params::Of;
 use crate::window::{MicroBatch, WindowState};
 use crate::{Engine, EngineError, GradNorms};
 
@@ -78,8 +79,8 @@ impl Engine {
     /// would round.
     pub fn set_full_grad(&mut self, param: ParamId, values: View<'_>) -> Result<(), EngineError> {
         let given = self.check_values(param, Field::Grad, values);
-        let call = self.call_of("set_full_grad", Field::Grad, (param, values));
-        self.begin_edit(&call, Some(param), given)?;
+        let of = Of { param: Some(param), told: self.told_of(Field::Grad, values) };
+        self.begin_edit("set_full_grad", of, given)?;
         self.write_grad(param, values);
         Ok(())
     }
@@ -176,10 +177,10 @@ impl Engine {
     pub(crate) fn begin_edit<T>(
         &mut self,
         call: &str,
-        param: Option<ParamId>,
+        of: impl Into<Of>,
         given: Result<T, EngineError>,
     ) -> Result<T, EngineError> {
-        let given = self.begin_access(call, param, given)?;
+        let given = self.begin_access(call, of, given)?;
         self.divide_window(1.0);
         Ok(given)
     }
@@ -189,12 +190,12 @@ impl Engine {
     fn begin_access<T>(
         &mut self,
         call: &str,
-        param: Option<ParamId>,
+        of: impl Into<Of>,
         given: Result<T, EngineError>,
     ) -> Result<T, EngineError> {
         self.check_alive()?;
         let given = given.and_then(|given| self.check_ready().map(|()| given));
-        let given = self.agree_call(call, param, given)?;
+        let given = self.agree_call(call, of, given)?;
         self.reduce_window(call)?;
         Ok(given)
     }

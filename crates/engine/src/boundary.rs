@@ -1,6 +1,7 @@
 //! The end of a window: gradients are reduced, judged by all ranks, and applied or forgotten.
 
 use oxizero_core::{Action, BucketId, Event, ParamId};
+use oxizero_device::View;
 use oxizero_device::kernels::Measured;
 
 use crate::bucket::Bucket;
@@ -70,9 +71,7 @@ impl Engine {
         self.reduce_window("step")?;
         let reduced = self.take_reduced();
         let report = self.report(&reduced);
-        let verdict = report.agree(self.options.norm, &self.groups);
-        let verdict = verdict.map_err(|error| self.settled(error));
-        let verdict = match self.check_exclusive().and(verdict) {
+        let verdict = match self.judge(report) {
             Ok(verdict) => verdict,
             Err(error) => {
                 // Nothing was done: once the weights are let go, step() may be called again.
@@ -143,7 +142,9 @@ impl Engine {
 
     fn report(&mut self, reduced: &Reduced) -> Report {
         let (norm, mut norm_part) = (self.options.norm, 0.0);
-        let pieces = self.measure(norm, reduced.divisor());
+        let compared = self.compared();
+        let weights = self.views_of(&compared);
+        let (pieces, checksums) = self.measure_with(&weights, norm, reduced.divisor());
         for piece in pieces.iter().filter(|piece| piece.counts) {
             norm.add(piece.measured, &mut norm_part);
         }
@@ -154,13 +155,36 @@ impl Engine {
             non_finite: non_finite.filter(|_| self.options.check_finite),
             refuses: !self.buckets.iter_mut().all(Bucket::is_exclusive),
             hyper: self.hyper.fingerprint(),
-            written: self.written.fingerprint(),
+            weights: self.fingerprints(&compared, &checksums),
         }
+    }
+
+    /// What all ranks say to their reports.
+    fn judge(&mut self, report: Report) -> Result<Verdict, EngineError> {
+        let verdict = report.agree(self.options.norm, &self.groups);
+        let verdict = verdict.map_err(|error| self.settled(error));
+        self.check_exclusive()?;
+        let verdict = verdict?;
+        if verdict.weights_differ {
+            self.compare_all()?;
+        }
+        self.written.agreed();
+        Ok(verdict)
     }
 
     /// Measures the reduced gradients in this rank's shards, piece by piece; on a device they are
     /// asked for together.
     pub(crate) fn measure(&self, norm: Norm, divisor: f32) -> Vec<MeasuredPiece> {
+        self.measure_with(&[], norm, divisor).0
+    }
+
+    /// The same, and the checksums of `weights`; on a device all of it is asked for together.
+    fn measure_with(
+        &self,
+        weights: &[View<'_>],
+        norm: Norm,
+        divisor: f32,
+    ) -> (Vec<MeasuredPiece>, Vec<u64>) {
         let (mut pieces, mut grads) = (Vec::new(), Vec::new());
         for bucket in &self.buckets {
             let counts = self.groups.counts(bucket.spec().sharing);
@@ -169,9 +193,9 @@ impl Engine {
                 grads.push(grad);
             }
         }
-        let measured = norm.measure(&grads, divisor);
+        let (measured, checksums) = norm.measure_with(weights, &grads, divisor);
         let piece = |((counts, param), measured)| MeasuredPiece { counts, param, measured };
-        pieces.into_iter().zip(measured).map(piece).collect()
+        (pieces.into_iter().zip(measured).map(piece).collect(), checksums)
     }
 
     fn check_exclusive(&mut self) -> Result<(), EngineError> {
@@ -242,7 +266,6 @@ impl Engine {
     fn end_window(&mut self) {
         self.buckets.iter_mut().for_each(Bucket::clear_grad);
         self.params.iter_mut().for_each(|param| param.seen = Seen::Nothing);
-        self.written.clear();
         self.window = Window::new(WindowState::Consumed);
         let traffic = self.groups.traffic();
         self.step_traffic = traffic - self.step_start;

@@ -81,14 +81,19 @@ pub enum EngineError {
         /// The first rank that differs from rank 0.
         rank: Rank,
     },
-    /// Weights were written between steps, not alike on all ranks that hold them.
+    /// Weights were written between steps, not alike on all ranks that hold the same of them.
     #[error(
-        "rank {rank} wrote other weights than rank 0 since the last step, or one of them wrote \
-         none; write the same on every rank, and step again"
+        "`{param}` has other weights on {} than on rank {first}: it was not written alike; write \
+         the same on every rank, and step again",
+        of_ranks(others)
     )]
     WritesDiffer {
-        /// The first rank that differs from rank 0.
-        rank: Rank,
+        /// The first parameter that was not written alike.
+        param: String,
+        /// The first of the ranks that are to hold the same of it.
+        first: Rank,
+        /// Those of them that hold others than the first.
+        others: Vec<Rank>,
     },
     /// An index that the engine was never given.
     #[error("no {what} {index}: the engine was given {count}")]
@@ -164,6 +169,20 @@ pub enum EngineError {
         call: String,
         /// The beginning of the other's call.
         other: String,
+    },
+    /// Ranks that hold the same of a parameter were given different values for it.
+    #[error(
+        "{call} was called with other values on {} than on rank {first}, and both hold the same \
+         of it; give the same values on every rank",
+        of_ranks(others)
+    )]
+    ValuesDiffer {
+        /// The call, and the parameter.
+        call: String,
+        /// The first of the ranks that hold the same.
+        first: Rank,
+        /// Those of them that were given others than the first.
+        others: Vec<Rank>,
     },
     /// A state that the optimizer does not keep.
     #[error("the optimizer keeps no state `{name}`; it keeps: {kept}")]
@@ -270,6 +289,11 @@ pub enum EngineError {
     /// Gradients were asked for after the step that consumed them.
     #[error("gradients were consumed by the last step; read them between backward and step")]
     Consumed,
+}
+
+fn of_ranks(ranks: &[Rank]) -> String {
+    let names: Vec<_> = ranks.iter().map(ToString::to_string).collect();
+    format!("rank{} {}", if names.len() == 1 { "" } else { "s" }, listed(&names))
 }
 
 /// A few of them, for a message.

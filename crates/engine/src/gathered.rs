@@ -72,7 +72,7 @@ impl Engine {
 
     /// The caller has written to the gathered weights of a bucket, `full`: the model weights and
     /// master weights that this rank owns follow, and masters keep their precision where nothing
-    /// was written. No rank waits for another; all must have written alike.
+    /// was written. No rank waits for another; all write alike, which the next step or save checks.
     pub fn take_over_gathered(&mut self, id: BucketId, full: View<'_>) -> Result<(), EngineError> {
         self.check_alive()?;
         self.check_full(id, full)?;
@@ -80,7 +80,9 @@ impl Engine {
         self.on_bucket(id, |bucket, _| {
             bucket.take_over_gathered(full);
             Ok(())
-        })
+        })?;
+        self.note_gathered(id, full);
+        Ok(())
     }
 
     /// Says of a bucket that its gradients are complete only when

@@ -18,6 +18,8 @@ pub(crate) struct Groups {
     alike: Axes,
     /// By axes: the ranks that are where this one is along them.
     beside: Vec<(Axes, Vec<Rank>)>,
+    /// The sets of axes along which ranks compare weights.
+    compared: Vec<Axes>,
     /// By axes: for every rank of the world, the first of its group over them.
     firsts: Vec<(Axes, Vec<Rank>)>,
 }
@@ -47,12 +49,16 @@ impl Groups {
         let same = [mesh.same_batches()].into_iter();
         let replicated = sharings().map(|sharing| sharing.replicated);
         let common = sharings().map(|sharing| mesh.without(sharing.distinct));
-        let same: BTreeSet<Axes> = same.chain(replicated).chain(common).collect();
+        let compared: BTreeSet<Axes> =
+            sharings().flat_map(|sharing| [sharing.reduced, sharing.copies()]).collect();
+        let compared: Vec<Axes> = compared.into_iter().collect();
+        let same = same.chain(replicated).chain(common).chain(compared.iter().copied());
+        let same: BTreeSet<Axes> = same.collect();
         let first = |axes, rank| mesh.group(axes, rank).ranks()[0];
         let ranks = || mesh.world_size().ranks();
         let firsts = |axes| (axes, ranks().map(|rank| first(axes, rank)).collect());
         let firsts = same.into_iter().map(firsts).collect();
-        Ok(Self { mesh, observed, world, others, alike, beside, firsts })
+        Ok(Self { mesh, observed, world, others, alike, beside, compared, firsts })
     }
 
     /// How the ranks are arranged.
@@ -103,6 +109,17 @@ impl Groups {
     /// By rank: the first of those that work on the same micro-batches.
     pub(crate) fn same_batches(&self) -> &[Rank] {
         find(&self.firsts, self.mesh.same_batches()).as_slice()
+    }
+
+    /// The sets of axes along which ranks compare weights, the same on every rank.
+    pub(crate) fn compared(&self) -> &[Axes] {
+        &self.compared
+    }
+
+    /// By rank: the first of those that differ from it only along `axes`, which are
+    /// [compared](Self::compared).
+    pub(crate) fn firsts(&self, axes: Axes) -> &[Rank] {
+        find(&self.firsts, axes).as_slice()
     }
 
     /// By rank: the first of those that have the same gradient.

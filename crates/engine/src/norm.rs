@@ -18,15 +18,20 @@ pub enum Norm {
 }
 
 impl Norm {
-    /// Measures the quotients of each of `grads` and `divisor`.
-    pub(crate) fn measure(self, grads: &[View<'_>], divisor: f32) -> Vec<Measured> {
+    /// Measures the quotients of each of `grads` and `divisor`; and the checksums of `weights`.
+    pub(crate) fn measure_with(
+        self,
+        weights: &[View<'_>],
+        grads: &[View<'_>],
+        divisor: f32,
+    ) -> (Vec<Measured>, Vec<u64>) {
         let measure = match self {
             Self::One => Measure::Sum(Power::One),
             Self::Two => Measure::Sum(Power::Two),
             Self::Three => Measure::Sum(Power::Three),
             Self::Infinity => Measure::Largest,
         };
-        kernels::measure(grads, divisor, measure)
+        kernels::measure_with(weights, (grads, divisor, measure))
     }
 
     /// Adds what was measured to `part`, which starts at 0.
@@ -65,7 +70,7 @@ mod tests {
         {
             let mut parts = [0.0; 3];
             let mut add = |values: &[f32], divisor, part: usize| {
-                let measured = norm.measure(&[View::F32(values)], divisor)[0];
+                let measured = norm.measure_with(&[], &[View::F32(values)], divisor).0[0];
                 norm.add(measured, &mut parts[part]);
                 (measured.finite, norm.of_parts(parts.into_iter()))
             };

@@ -13,12 +13,37 @@ use crate::bucket::{Field, overlap};
 use crate::engine::ParamState;
 use crate::observer::Span;
 use crate::setup::fingerprint;
+use crate::written::others;
 use crate::{Engine, EngineError};
 
-/// What ranks tell each other of a call: its fingerprint, whether they refuse it, and the beginning
-/// of its name. No other exchange that a call begins with is as long, so that another call is seen
-/// before its bytes are read.
+/// What ranks tell each other of a call: its fingerprint, whether they refuse it, what tells its
+/// values from others, and the beginning of its name. No other exchange that a call begins with is
+/// as long, so that another call is seen before its bytes are read.
 const CALL_BYTES: usize = 47;
+/// Where in it is what tells the values of a call from others; zeros if nothing does.
+const VALUES: Range<usize> = 9..17;
+
+/// What a call is about.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Of {
+    /// The parameter, if it is about one.
+    pub(crate) param: Option<ParamId>,
+    /// What tells the values that the rank is given from others, where ranks that hold the same of
+    /// the parameter are to be given the same.
+    pub(crate) told: Option<u64>,
+}
+
+impl From<Option<ParamId>> for Of {
+    fn from(param: Option<ParamId>) -> Self {
+        Self { param, told: None }
+    }
+}
+
+impl From<ParamId> for Of {
+    fn from(param: ParamId) -> Self {
+        Some(param).into()
+    }
+}
 
 impl Engine {
     /// The whole f32 master weights of a parameter, in the shape of its
@@ -31,15 +56,17 @@ impl Engine {
 
     /// Replaces the master weights of a parameter, and with them its model weights; a collective
     /// call in which each rank takes its part of the values that it was given: all ranks that hold
-    /// the parameter give the same.
+    /// the same of the parameter give the same, or each of them has
+    /// [`ValuesDiffer`](EngineError::ValuesDiffer).
     pub fn set_full_param(&mut self, param: ParamId, values: View<'_>) -> Result<(), EngineError> {
         self.check_alive()?;
         let given = self.check_values(param, Field::Master, values);
         let given = given.and_then(|()| self.check_bucket_exclusive(param));
-        let call = self.call_of("set_full_param", Field::Master, (param, values));
-        self.agree_call(&call, Some(param), given)?;
+        let told = self.told_of(Field::Master, values);
+        self.agree_call("set_full_param", Of { param: Some(param), told }, given)?;
         self.run(Event::Edit)?;
         let (at, _) = self.owned_of(param)?;
+        self.written.replaced(param);
         self.write_weights(param, at, values)
     }
 
@@ -54,13 +81,15 @@ impl Engine {
 
     /// Replaces the part of the master weights that this rank's optimizer updates, and with it the
     /// model weights; a collective call, for which each rank hands in as many elements as
-    /// [`local_param`](Self::local_param) gave it.
+    /// [`local_param`](Self::local_param) gave it. Ranks that update the same elements give the
+    /// same, which the next step checks.
     pub fn set_local_param(&mut self, param: ParamId, values: View<'_>) -> Result<(), EngineError> {
         self.check_alive()?;
         let range = self.check_local_values(param, Field::Master, values);
         let given = range.and_then(|at| self.check_bucket_exclusive(param).map(|()| at));
         let at = self.agree_call("set_local_param", Some(param), given)?;
         self.run(Event::Edit)?;
+        self.note_written(param);
         self.write_weights(param, at, values)
     }
 
@@ -104,9 +133,9 @@ impl Engine {
         let given = given.and_then(|index| {
             self.check_values(param, Field::State(index), values).map(|()| index)
         });
-        let call = format!("set_full_state {name}");
-        let call = self.call_of(&call, Field::State(0), (param, values));
-        let index = self.begin_call(&call, param, given)?;
+        let told = self.told_of(Field::State(0), values);
+        let of = Of { param: Some(param), told };
+        let index = self.begin_call(&format!("set_full_state {name}"), of, given)?;
         let (at, owned) = self.owned_of(param)?;
         if let Some(range) = overlap(&at, &owned) {
             let in_param = range.start - at.start..range.end - at.start;
@@ -174,13 +203,14 @@ impl Engine {
     fn begin_call<T>(
         &mut self,
         call: &str,
-        param: ParamId,
+        of: impl Into<Of>,
         given: Result<T, EngineError>,
     ) -> Result<T, EngineError> {
         self.check_alive()?;
-        let given = given.and_then(|given| self.check_param(param).map(|()| given));
-        let given = self.agree_call(call, Some(param), given)?;
-        self.settle_param(param)?;
+        let of = of.into();
+        let known = of.param.map_or(Ok(()), |param| self.check_param(param));
+        let given = self.agree_call(call, of, given.and_then(|given| known.map(|()| given)))?;
+        of.param.map_or(Ok(()), |param| self.settle_param(param))?;
         Ok(given)
     }
 
@@ -195,9 +225,10 @@ impl Engine {
     pub(crate) fn agree_call<T>(
         &mut self,
         call: &str,
-        param: Option<ParamId>,
+        of: impl Into<Of>,
         given: Result<T, EngineError>,
     ) -> Result<T, EngineError> {
+        let Of { param, told: values } = of.into();
         let call = match param.map(|param| (param.0, self.specs.get(param.0))) {
             Some((_, Some(spec))) => format!("{call} of `{}`", spec.name),
             Some((index, None)) => format!("{call} of parameter {index}"),
@@ -206,8 +237,9 @@ impl Engine {
         let mut words = [0; CALL_BYTES];
         words[..8].copy_from_slice(&fingerprint(&call).to_le_bytes());
         words[8] = u8::from(given.is_err());
-        let text = &call[..call.floor_char_boundary(CALL_BYTES - 9)];
-        words[9..9 + text.len()].copy_from_slice(text.as_bytes());
+        words[VALUES].copy_from_slice(&values.unwrap_or_default().to_le_bytes());
+        let text = &call[..call.floor_char_boundary(CALL_BYTES - VALUES.end)];
+        words[VALUES.end..][..text.len()].copy_from_slice(text.as_bytes());
         let told = self.groups.exchange(&call, &words);
         let told = told.map_err(|error| self.fail(error))?;
         let given = given?; // this rank's own reason is the best one
@@ -215,12 +247,15 @@ impl Engine {
         if let Some((_, rank)) = ranks().find(|(other, _)| other[8] != 0) {
             return Err(EngineError::PeerRefused { rank });
         }
-        match ranks().find(|(other, _)| other[..8] != words[..8]) {
-            Some((other, rank)) => {
-                let other = other[9..].split(|byte| *byte == 0).next().unwrap_or_default();
-                let other = String::from_utf8_lossy(other).into_owned();
-                Err(EngineError::CallsDiffer { rank, call, other })
-            }
+        if let Some((other, rank)) = ranks().find(|(other, _)| other[..8] != words[..8]) {
+            let other = other[VALUES.end..].split(|byte| *byte == 0).next().unwrap_or_default();
+            let other = String::from_utf8_lossy(other).into_owned();
+            return Err(EngineError::CallsDiffer { rank, call, other });
+        }
+        let axes = param.map(|param| self.sharing(param).copies());
+        let firsts = axes.map_or(&[][..], |axes| self.groups.firsts(axes));
+        match others(firsts, |rank| &told[rank.0][VALUES]) {
+            Some((first, others)) => Err(EngineError::ValuesDiffer { call, first, others }),
             None => Ok(given),
         }
     }

@@ -7,7 +7,7 @@
 use oxizero_core::{ParamId, Rank};
 
 use crate::groups::Groups;
-use crate::{EngineError, Norm};
+use crate::{EngineError, Norm, written};
 
 /// The reduced gradients of a window, still to be divided.
 #[derive(Debug)]
@@ -127,7 +127,7 @@ pub enum SkipReason {
 }
 
 /// What one rank says about its part of the reduced gradients.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Report {
     /// This rank's part of the norm.
     pub(crate) norm_part: f64,
@@ -137,8 +137,8 @@ pub(crate) struct Report {
     pub(crate) refuses: bool,
     /// Tells its hyper-parameters from others.
     pub(crate) hyper: u64,
-    /// Tells what was written to its weights from what others wrote.
-    pub(crate) written: u64,
+    /// By set of axes, tells its weights from those of others, as far as they are compared.
+    pub(crate) weights: Vec<u64>,
 }
 
 /// What all ranks know after they exchanged reports.
@@ -147,6 +147,8 @@ pub(crate) struct Verdict {
     pub(crate) norm: f64,
     /// The first parameter whose reduced gradient is not finite, and who owns the element.
     pub(crate) non_finite: Option<(ParamId, Rank)>,
+    /// Weights may not be alike on ranks that are to hold the same.
+    pub(crate) weights_differ: bool,
 }
 
 impl Report {
@@ -161,42 +163,34 @@ impl Report {
         if let Some((_, rank)) = ranked().find(|(report, _)| report.hyper != reports[0].hyper) {
             return Err(EngineError::HyperDiffers { rank });
         }
-        if let Some((_, rank)) = ranked().find(|(report, _)| report.written != reports[0].written) {
-            return Err(EngineError::WritesDiffer { rank });
-        }
         Ok(Verdict {
             norm: norm.of_parts(reports.iter().map(|report| report.norm_part)),
             non_finite: ranked().filter_map(|(report, at)| Some((report.non_finite?, at))).min(),
+            weights_differ: written::differ(groups, |rank| &reports[rank.0].weights),
         })
     }
 
-    fn to_bytes(self) -> [u8; 40] {
+    fn to_bytes(&self) -> Vec<u8> {
         let numbers = [
             self.norm_part.to_bits(),
             self.non_finite.map_or(u64::MAX, |param| param.0 as u64),
             u64::from(self.refuses),
             self.hyper,
-            self.written,
         ];
-        let mut bytes = [0; 40];
-        for (bytes, number) in bytes.chunks_exact_mut(8).zip(numbers) {
-            bytes.copy_from_slice(&number.to_le_bytes());
-        }
-        bytes
+        numbers.iter().chain(&self.weights).flat_map(|number| number.to_le_bytes()).collect()
     }
 
     fn from_bytes(bytes: &[u8]) -> Self {
-        let number = |index: usize| {
-            let bytes = &bytes[8 * index..8 * (index + 1)];
-            u64::from_le_bytes(bytes.try_into().expect("a slice of eight bytes"))
-        };
-        let non_finite = number(1);
+        let (numbers, _) = bytes.as_chunks();
+        let mut numbers = numbers.iter().map(|bytes| u64::from_le_bytes(*bytes));
+        let mut next = || numbers.next().expect("every rank tells as many numbers");
+        let (norm_part, non_finite, refuses, hyper) = (next(), next(), next(), next());
         Self {
-            norm_part: f64::from_bits(number(0)),
+            norm_part: f64::from_bits(norm_part),
             non_finite: (non_finite != u64::MAX).then_some(ParamId(non_finite as usize)),
-            refuses: number(2) != 0,
-            hyper: number(3),
-            written: number(4),
+            refuses: refuses != 0,
+            hyper,
+            weights: numbers.collect(),
         }
     }
 }
@@ -208,7 +202,8 @@ mod tests {
     #[test]
     fn reports_survive_the_wire() {
         for (non_finite, refuses) in [(None, false), (Some(ParamId(7)), true)] {
-            let report = Report { norm_part: 0.1, non_finite, refuses, hyper: 1 << 63, written: 5 };
+            let weights = vec![5, u64::MAX];
+            let report = Report { norm_part: 0.1, non_finite, refuses, hyper: 1 << 63, weights };
             assert_eq!(Report::from_bytes(&report.to_bytes()), report);
         }
     }

@@ -68,8 +68,9 @@ pub struct RestingWeights {
 
 impl Engine {
     /// Lends the memory of a parameter's model weights, which stays where it is: steps write new
-    /// weights to the same place. The borrower reads and writes there only while no call of the
-    /// engine runs, and after writing says so with [`take_over_weights`](Self::take_over_weights).
+    /// weights to the same place. All ranks lend the same. The borrower reads and writes there only
+    /// while no call of the engine runs, and after writing says so with
+    /// [`take_over_weights`](Self::take_over_weights).
     /// Where [`shares_weights`](Self::shares_weights), the borrower promises only to read, while
     /// this rank is in no call: the other ranks read there too, and write in calls of all.
     ///
@@ -101,7 +102,8 @@ impl Engine {
 
     /// The borrower of a parameter's weights has written to some of them: the master weights that
     /// this rank's optimizer updates follow, and keep their precision where nothing was written. No
-    /// rank waits for another; all write alike, which the next step checks.
+    /// rank waits for another; all write alike, which the next step or save checks. What is written
+    /// without a call of this is checked by the first step, the second, the fourth and so on.
     /// Where they [share weights](Self::shares_weights), one has written while the others waited,
     /// and all call this before the next step.
     pub fn take_over_weights(&mut self, param: ParamId) -> Result<(), EngineError> {

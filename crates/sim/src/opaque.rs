@@ -99,11 +99,19 @@ impl Device for Opaque {
         on_host(grad, |grad| kernels::divide(grad, divisor));
     }
 
-    fn measure(&self, grads: &[DeviceView<'_>], divisor: f32, measure: Measure) -> Vec<f64> {
+    fn measure(
+        &self,
+        grads: &[DeviceView<'_>],
+        (divisor, measure): (f32, Measure),
+        weights: &[DeviceView<'_>],
+    ) -> (Vec<f64>, Vec<u64>) {
         self.count_read();
-        let grads: Vec<_> = grads.iter().map(|grad| load(*grad)).collect();
+        let on_host = |views: &[DeviceView<'_>]| views.iter().map(|view| load(*view)).collect();
+        let (grads, weights): (Vec<_>, Vec<_>) = (on_host(grads), on_host(weights));
         let grads: Vec<_> = grads.iter().map(Buffer::view).collect();
-        kernels::measure(&grads, divisor, measure).iter().map(|measured| measured.size).collect()
+        let weights: Vec<_> = weights.iter().map(Buffer::view).collect();
+        let (measured, sums) = kernels::measure_with(&weights, (&grads, divisor, measure));
+        (measured.iter().map(|measured| measured.size).collect(), sums)
     }
 }
 

@@ -88,11 +88,40 @@ class Device:
             part.copy_(part.float() / scalar(divisor, part))
 
     @torch.no_grad()
-    def measure(self, grads, divisor, power):
-        """The sums of the quotients' powers, or their largest magnitudes, as numbers of the host:
-        what a step reads of the device."""
+    def measure(self, grads, divisor, power, weights):
+        """The sums of the quotients' powers, or their largest magnitudes, and what tells each of
+        `weights` from others, as numbers of the host: what a step reads of the device."""
         found = [size for run in _runs(grads) for size in _measured(run, divisor, power)]
-        return torch.stack(found).tolist()
+        # Halves of 32 bits are exact in f64.
+        halves = [half for elements in weights for half in _checksum(at(elements))]
+        told = torch.stack(found + halves).tolist() if found or halves else []
+        sizes, halves = told[: len(found)], [int(half) for half in told[len(found) :]]
+        return sizes, [high << 32 | low for high, low in zip(halves[::2], halves[1::2])]
+
+
+def _checksum(values):
+    """The high and the low half of the sum of mixed words, each with its place in it, modulo 2^64:
+    one bit more or less, or another order, makes another one."""
+    flat = values.view(torch.uint8)
+    # Eight bytes at a time; what is left over counts with zeros behind it.
+    whole = flat.numel() // 8 * 8
+    rest = torch.zeros(8, dtype=torch.uint8, device=flat.device)
+    rest[: flat.numel() - whole] = flat[whole:]
+    total = _mixed(rest.view(torch.int64), whole // 8).sum()
+    for start in range(0, whole, 2 * BLOCK):
+        words = flat[start : min(start + 2 * BLOCK, whole)].view(torch.int64)
+        total = total + _mixed(words, start // 8).sum()
+    return [(total >> 32 & 0xFFFFFFFF).double(), (total & 0xFFFFFFFF).double()]
+
+
+def _mixed(words, first):
+    """Each word and its place, spread over 64 bits, of which none is lost: factors are odd."""
+    mixed = torch.arange(first, first + words.numel(), device=words.device)
+    mixed.mul_(-0x61C8864680B583EB).add_(words)
+    for factor in (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15):
+        mixed.mul_(factor)
+        mixed ^= mixed >> 32 & 0xFFFFFFFF
+    return mixed
 
 
 def _tree(parts):

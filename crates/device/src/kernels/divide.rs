@@ -1,8 +1,8 @@
 //! Division, and the sum of squares that a norm is made of.
 
 use super::element::Element;
-use super::of_device;
 use super::row::{self, ROW, Row};
+use super::{checksum, of_device};
 use crate::simd::vectorised;
 use crate::{View, ViewMut};
 
@@ -59,11 +59,24 @@ pub struct Measured {
 ///
 /// If some of the gradients lie on a device and some do not.
 pub fn measure(grads: &[View<'_>], divisor: f32, measure: Measure) -> Vec<Measured> {
-    if let Some(View::Device(first)) = grads.first() {
-        let device = first.device();
+    measure_with(&[], (grads, divisor, measure)).0
+}
+
+/// [`measure`], and the [`checksums`](super::checksums) of `weights`; of a device in one read.
+///
+/// # Panics
+///
+/// If some of all these lie on a device and some do not.
+pub fn measure_with(
+    weights: &[View<'_>],
+    (grads, divisor, measure): (&[View<'_>], f32, Measure),
+) -> (Vec<Measured>, Vec<u64>) {
+    if let Some(View::Device(first)) = grads.first().or(weights.first()) {
         let grads: Vec<_> = grads.iter().map(|grad| of_device(*grad)).collect();
-        let sizes = device.measure(&grads, divisor, measure).into_iter();
-        return sizes.map(|size| Measured { size, finite: size.is_finite() }).collect();
+        let weights: Vec<_> = weights.iter().map(|weights| of_device(*weights)).collect();
+        let (sizes, checksums) = first.device().measure(&grads, (divisor, measure), &weights);
+        let measured = |size: f64| Measured { size, finite: size.is_finite() };
+        return (sizes.into_iter().map(measured).collect(), checksums);
     }
     let of = |grad: &View<'_>| match measure {
         Measure::Sum(power) => {
@@ -75,7 +88,7 @@ pub fn measure(grads: &[View<'_>], divisor: f32, measure: Measure) -> Vec<Measur
             Measured { size: f64::from(size), finite: size.is_finite() }
         }
     };
-    grads.iter().map(of).collect()
+    (grads.iter().map(of).collect(), checksum::of_host(weights))
 }
 
 /// Divides each element by `divisor` in registers, and returns the powers of the quotients. The

@@ -7,6 +7,7 @@
 //! looks at more than the elements it is given, so that padding between parameters is never read.
 
 mod cast;
+mod checksum;
 mod copy;
 mod divide;
 mod element;
@@ -14,10 +15,11 @@ pub mod row;
 mod sum;
 
 pub use cast::{adopt, cast, fill};
+pub use checksum::checksums;
 pub use copy::copy;
 pub use divide::{
     Measure, Measured, Power, Powers, divide, divided_largest, divided_powers, divided_squares,
-    exact_reciprocal, measure, quotients,
+    exact_reciprocal, measure, measure_with, quotients,
 };
 pub use element::Element;
 pub use sum::{Combine, accumulate, tree_sum, tree_sum_in_place};

@@ -132,6 +132,11 @@ impl Bucket {
         }
     }
 
+    /// Whether a borrower may have written to the whole model weights.
+    pub(crate) fn is_lent(&self) -> bool {
+        matches!(&self.model, Model::Replicated(Some(weights)) if weights.region().is_lent())
+    }
+
     /// The model weights of `range` where all rest on this rank; `None` where they are sharded.
     pub(crate) fn resting(&self, range: Range<usize>) -> Option<View<'_>> {
         match &self.model {

@@ -60,10 +60,8 @@ impl Bucket {
     /// Makes the owned master weights those of the model where somebody has borrowed it, and may
     /// have written.
     pub(crate) fn take_over_lent(&mut self) {
-        let (Some(owned), Model::Replicated(Some(weights))) = (self.owned(), &self.model) else {
-            return;
-        };
-        if weights.region().is_lent() {
+        let Some(owned) = self.owned() else { return };
+        if self.is_lent() {
             // Padding is never read.
             let pieces: Vec<_> = self.spec.layout.pieces(owned).collect();
             pieces.into_iter().for_each(|piece| self.take_over_weights(piece.in_bucket));

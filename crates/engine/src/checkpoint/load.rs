@@ -105,6 +105,8 @@ impl Engine {
         let read = self.read_all(&mut checkpoint, &wanted)?;
         self.agree_done("load: read", read)?;
         self.half_loaded = false;
+        let loaded = wanted.weights.iter().zip((0..).map(ParamId)).filter(|(of, _)| of.is_some());
+        loaded.for_each(|(_, param)| self.written.replaced(param));
         if options.what == What::All {
             self.resume(&checkpoint, &wanted)?;
         }

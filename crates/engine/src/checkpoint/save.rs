@@ -141,9 +141,10 @@ impl Engine {
         }
     }
 
-    /// Waits for weights that are on their way, and takes over what borrowers have written.
+    /// Waits for weights that are on their way, and takes over what borrowers have written alike.
     fn settle_weights(&mut self) -> Result<(), EngineError> {
         self.settle()?;
+        self.compare_written()?;
         self.buckets.iter_mut().for_each(Bucket::take_over_lent);
         Ok(())
     }

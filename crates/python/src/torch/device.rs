@@ -159,7 +159,12 @@ impl Device for TorchDevice {
         });
     }
 
-    fn measure(&self, grads: &[DeviceView<'_>], divisor: f32, measure: Measure) -> Vec<f64> {
+    fn measure(
+        &self,
+        grads: &[DeviceView<'_>],
+        (divisor, measure): (f32, Measure),
+        weights: &[DeviceView<'_>],
+    ) -> (Vec<f64>, Vec<u64>) {
         let power = match measure {
             Measure::Sum(Power::One) => Some(1),
             Measure::Sum(Power::Two) => Some(2),
@@ -168,7 +173,8 @@ impl Device for TorchDevice {
         };
         Python::attach(|py| {
             let grads: Vec<_> = grads.iter().map(|grad| at(py, *grad)).collect();
-            ok(self.call(py, "measure", (grads, divisor, power)).extract())
+            let weights: Vec<_> = weights.iter().map(|weights| at(py, *weights)).collect();
+            ok(self.call(py, "measure", (grads, divisor, power, weights)).extract())
         })
     }
 }
