@@ -53,6 +53,9 @@ class Torch:
             "device": self._operations,
             "group": torch_backend.Group(here.rank, range(here.size), device, world.deadline()),
             "update": torch_backend.update,
+            "streams": torch_backend.streams.of(device),
+            # Ranks that compute on this machine's processors.
+            "ranks_here": here.local_size if device.type == "cpu" else None,
         }
 
     def give(self, tensor):

@@ -1,5 +1,7 @@
 """Which engine holds a parameter: what `oxizero.utils` looks up."""
 
+import atexit
+import contextlib
 import gc
 import itertools
 import os
@@ -24,6 +26,14 @@ def _keep():
 
 
 os.register_at_fork(after_in_child=_keep)
+
+
+@atexit.register
+def _settle():
+    """Operations on a communication thread end before the interpreter does, which they call."""
+    for engine in list(_alive):
+        with contextlib.suppress(Exception):
+            engine._core.settle()
 
 
 def add(engine, params):

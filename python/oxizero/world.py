@@ -31,6 +31,8 @@ class Place:
     rank: int
     local_rank: int
     size: int
+    # Ranks on this process's machine.
+    local_size: int
 
 
 def place():
@@ -43,7 +45,12 @@ def place():
     rank = _number("RANK", 0)
     if not 0 <= rank < size:
         raise ConfigError(f"RANK = {rank} in the environment, in a world of WORLD_SIZE = {size}")
-    return Place(rank=rank, local_rank=_number("LOCAL_RANK", rank), size=size)
+    return Place(
+        rank=rank,
+        local_rank=_number("LOCAL_RANK", rank),
+        size=size,
+        local_size=_number("LOCAL_WORLD_SIZE", size),
+    )
 
 
 # What tells one job of a machine from another, to whoever starts ranks.
@@ -73,10 +80,9 @@ def meeting(name=None):
     global _is_initialized
     _is_initialized = True
     here = place()
-    on_this_machine = _number("LOCAL_WORLD_SIZE", here.size)
-    if on_this_machine != here.size:
+    if here.local_size != here.size:
         raise ConfigError(
-            f"{on_this_machine} of {here.size} ranks are on this machine; the native back end "
+            f"{here.local_size} of {here.size} ranks are on this machine; the native back end "
             "connects the ranks of one machine, the torch back end those of many"
         )
     name = str(_engines) if name is None else name

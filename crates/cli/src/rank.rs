@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use oxizero::{Backend, EngineError, Hop, Observer, Overlap, SkipReason, StepOutcome, Trace};
 use oxizero_burn::BurnError;
-use oxizero_comm::{CommError, Communicator, overlapped};
+use oxizero_comm::{Beside, CommError, Communicator, overlapped};
 use oxizero_core::Rank;
 use oxizero_core::config::{Launch, TrainConfig};
 
@@ -119,7 +119,7 @@ fn backend(
     let communicator = match setup::overlap(&job.config) {
         Overlap::Off => comm,
         // Ctrl-C is the command's.
-        Overlap::On => overlapped(comm, || false)?,
+        Overlap::On => overlapped(comm, Beside::default())?,
     };
     let observer = trace.map(|trace| trace as Arc<dyn Observer>);
     Ok(Backend { observer, ..Backend::host(communicator) })

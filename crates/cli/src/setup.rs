@@ -4,7 +4,7 @@ use oxizero::chain::Recompute;
 use oxizero::{EngineOptions, GroupOptions, OptimizerSetup};
 use oxizero_burn::llama::{self, Tokens};
 use oxizero_burn::{BurnError, Model, cpu};
-use oxizero_comm::has_spare_processors;
+use oxizero_comm::Computes;
 use oxizero_core::config::{self, Compute, DecayKind, OptimizerKind};
 use oxizero_core::{Config, DType, Overlap, Placement, WorldSize};
 use oxizero_optim::{
@@ -39,11 +39,8 @@ pub(crate) fn engine_options(config: &Config) -> EngineOptions {
 
 /// Where collectives of the configuration's ranks run, which are all on this machine.
 pub(crate) fn overlap(config: &Config) -> Overlap {
-    let ranks = WorldSize::new(config.run.ranks).expect("a validated configuration has ranks");
-    match config.zero.overlap.unwrap_or_else(|| has_spare_processors(ranks)) {
-        true => Overlap::On,
-        false => Overlap::Off,
-    }
+    let ranks_here = WorldSize::new(config.run.ranks).expect("a validated configuration has ranks");
+    oxizero_comm::overlap(config.zero.overlap, Computes::Host { ranks_here })
 }
 
 /// The update rule. Group 0 is matrices, which decay; group 1 is vectors, which do not.

@@ -18,6 +18,7 @@ mod peer_views;
 mod queue;
 mod redistribute;
 pub mod shm;
+mod streams;
 pub mod threads;
 mod transport;
 mod waits;
@@ -25,10 +26,11 @@ mod waits;
 pub use communicator::{Allocated, Communicator, OwnShard, ReduceScatter, ReduceTarget, Traffic};
 pub use error::CommError;
 pub use handle::Handle;
-pub use overlapped::{has_spare_processors, overlapped};
+pub use overlapped::{Beside, Computes, overlap, overlapped};
 pub use peer_views::PeerViews;
 pub use queue::{Queue, issue};
 pub use redistribute::redistribute;
+pub use streams::{Mark, Streams};
 
 /// How long a rank waits for another by default. Long, since rank 0 may evaluate alone.
 pub const DEFAULT_DEADLINE: std::time::Duration = std::time::Duration::from_secs(600);

@@ -1,15 +1,18 @@
 //! A communicator whose operations run beside the thread that asks for them.
 
+use std::any::Any;
+use std::fmt;
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
-use oxizero_core::{Bytes, DType, ProcessGroup, Rank, WorldSize};
+use oxizero_core::{Bytes, DType, Overlap, ProcessGroup, Rank, WorldSize};
 use oxizero_device::{Buffer, Region};
 
 use crate::group::{
     check_gather_into, check_gather_many, check_reduce_scatter, check_root, check_shards,
 };
 use crate::queue::Queue;
+use crate::streams::Streams;
 use crate::{
     Allocated, CommError, Communicator, Handle, OwnShard, PeerViews, ReduceScatter, Traffic,
 };
@@ -22,23 +25,71 @@ use crate::{
 /// which must be the same on every rank. Dropping the last group's communicator waits for what was
 /// issued.
 ///
-/// `interrupted` is asked about ten times a second on a thread that waits for a handle: whether the
-/// rank is to give up, as after Ctrl-C.
-///
 /// # Errors
 ///
 /// [`CommError::System`] where the system gives no thread.
 pub fn overlapped(
     comm: Box<dyn Communicator>,
-    interrupted: fn() -> bool,
+    beside: Beside,
 ) -> Result<Box<dyn Communicator>, CommError> {
-    Ok(Box::new(Overlapped { queue: Queue::start(Arc::from(comm), interrupted)? }))
+    Ok(Box::new(Overlapped { queue: Queue::start(Arc::from(comm), beside)? }))
 }
 
-/// Whether this process may use more processors than there are ranks on its machine: then some are
-/// free to communicate beside the ranks' own work.
-pub fn has_spare_processors(ranks_here: WorldSize) -> bool {
-    available_parallelism().is_ok_and(|processors| processors.get() > ranks_here.get())
+/// What a communication thread is told of the thread that it runs beside. By default nothing
+/// interrupts that, and memory is the host's.
+#[derive(Clone)]
+pub struct Beside {
+    /// Asked about ten times a second on a thread that waits for a handle: whether the rank is to
+    /// give up, as after Ctrl-C.
+    pub interrupted: fn() -> bool,
+    /// What the others are told of an operation that unwound, as with a panic.
+    pub why: fn(&(dyn Any + Send)) -> String,
+    /// How work is ordered that a device does later.
+    pub streams: Option<Arc<dyn Streams>>,
+}
+
+impl Default for Beside {
+    fn default() -> Self {
+        Self { interrupted: || false, why: of_panic, streams: None }
+    }
+}
+
+impl fmt::Debug for Beside {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Beside")
+    }
+}
+
+/// What computes while collectives run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Computes {
+    /// The processors of this machine, which so many ranks are on.
+    Host {
+        /// Ranks on this machine.
+        ranks_here: WorldSize,
+    },
+    /// A device of each rank's own.
+    Device,
+}
+
+/// Where collectives run: as `asked`, or else beside what computes if the host has something free
+/// for them. It does where a device computes, and where this process may use more processors than
+/// there are ranks on its machine.
+pub fn overlap(asked: Option<Overlap>, computes: Computes) -> Overlap {
+    let has_spare = |ranks_here: WorldSize| {
+        available_parallelism().is_ok_and(|processors| processors.get() > ranks_here.get())
+    };
+    asked.unwrap_or_else(|| match computes {
+        Computes::Device => Overlap::On,
+        Computes::Host { ranks_here } => has_spare(ranks_here).into(),
+    })
+}
+
+/// What a panic said.
+fn of_panic(panic: &(dyn Any + Send)) -> String {
+    let said = panic.downcast_ref::<&str>().copied();
+    let said = said.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("a panic on its communication thread: {}", said.unwrap_or("without words"))
 }
 
 struct Overlapped {

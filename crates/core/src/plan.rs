@@ -7,6 +7,8 @@
 
 use std::ops::{Add, Sub};
 
+use serde::{Deserialize, Serialize};
+
 use crate::schedule::{buckets_of, uses};
 use crate::{
     Action, BucketId, BucketSpec, Bytes, DType, Event, Placement, Precision, Schedule, Stage,
@@ -91,8 +93,9 @@ impl Sub for RoleBytes {
     }
 }
 
-/// Where collectives run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Where collectives run; in a configuration `true` or `false`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "bool", into = "bool")]
 pub enum Overlap {
     /// Where they are asked for, which waits for them.
     #[default]
@@ -100,6 +103,18 @@ pub enum Overlap {
     /// Beside it: the gradients of one bucket are on their way while those of the next are
     /// collected.
     On,
+}
+
+impl From<bool> for Overlap {
+    fn from(is_on: bool) -> Self {
+        if is_on { Self::On } else { Self::Off }
+    }
+}
+
+impl From<Overlap> for bool {
+    fn from(overlap: Overlap) -> Self {
+        overlap == Overlap::On
+    }
 }
 
 /// What a plan depends on.

@@ -12,7 +12,7 @@ use oxizero_device::kernels::{self, Combine};
 use oxizero_device::{Buffer, View, ViewMut};
 
 use crate::observer::Observation;
-use crate::reduction::Reduction;
+use crate::reduction::{Reduced, Reduction};
 
 /// One bucket's gradient on this rank.
 #[derive(Debug)]
@@ -115,8 +115,8 @@ impl Gradient {
     /// Waits for the sum that is on its way, if one is.
     pub(crate) fn land(&mut self) -> Result<(), CommError> {
         if let Some(flight) = self.flight.take() {
-            let sum = flight.sum.wait()?;
-            self.give(sum);
+            let reduced = flight.sum.wait()?;
+            self.give(reduced.sum);
         }
         Ok(())
     }
@@ -202,7 +202,7 @@ const PARTIAL: &str = "gradients that rest partial have a buffer between steps";
 /// A sum that is on its way to where it rests.
 #[derive(Debug)]
 struct Flight {
-    sum: Handle<Buffer>,
+    sum: Handle<Reduced>,
     /// The bytes that will rest.
     rests: Bytes,
     /// The most bytes that it takes beside them.

@@ -44,8 +44,8 @@ impl Reduction {
         }
     }
 
-    /// Does it; returns the buffer in which the sum rests.
-    pub(crate) fn run(self, comm: &dyn Communicator) -> Result<Buffer, CommError> {
+    /// Does it.
+    pub(crate) fn run(self, comm: &dyn Communicator) -> Result<Reduced, CommError> {
         let Self { mut partial, absent, wire, to, shard } = self;
         for elements in absent {
             kernels::fill(partial.range_mut(elements), 0.0);
@@ -61,10 +61,21 @@ impl Reduction {
         };
         let op = redistribute(comm, ReduceScatter { partial: sent, target }, to)?;
         Ok(match op.target {
-            ReduceTarget::Shard(sum, _) | ReduceTarget::ShardOf(sum) => sum,
-            ReduceTarget::InPlace => op.partial,
+            ReduceTarget::Shard(sum, _) | ReduceTarget::ShardOf(sum) => {
+                Reduced { sum, _spent: Some(op.partial) }
+            }
+            ReduceTarget::InPlace => Reduced { sum: op.partial, _spent: None },
         })
     }
+}
+
+/// What came of a reduction.
+#[derive(Debug)]
+pub(crate) struct Reduced {
+    /// The buffer in which the sum rests.
+    pub(crate) sum: Buffer,
+    /// What was sent: it is freed where the reduction is waited for, after a device's work on it.
+    _spent: Option<Buffer>,
 }
 
 fn cast(values: View<'_>, dtype: DType, comm: &dyn Communicator) -> Result<Buffer, CommError> {

@@ -12,7 +12,7 @@ use std::thread;
 use common::{NUMEL, OTHERS, REGIONS, REGIONS_PEAK, UNITS, chain, engine};
 use oxizero::StepOutcome;
 use oxizero::chain::Recompute;
-use oxizero_comm::{Communicator, overlapped, threads};
+use oxizero_comm::{Beside, Communicator, overlapped, threads};
 use oxizero_core::{Bytes, DType, Stage, WorldSize};
 
 /// Runs a world; returns the bytes of regions a rank at rest, and their peak.
@@ -88,7 +88,7 @@ fn ranks_hold_what_the_plan_says() {
 
 /// Operations run on a thread of their own.
 fn beside(comm: Box<dyn Communicator>) -> Box<dyn Communicator> {
-    overlapped(comm, || false).unwrap()
+    overlapped(comm, Beside::default()).unwrap()
 }
 
 /// Alone, where the thread back end copies nothing, a rank peaks where the plan says.

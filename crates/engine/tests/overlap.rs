@@ -11,7 +11,7 @@ use std::thread;
 use common::{UNITS, chain, engine, engine_on};
 use oxizero::chain::Recompute;
 use oxizero::{Backend, Engine, Observer, StepOutcome, Trace};
-use oxizero_comm::{Communicator, overlapped, threads};
+use oxizero_comm::{Beside, Communicator, overlapped, threads};
 use oxizero_core::{DType, Rank, Stage, WorldSize};
 use serde_json::Value;
 
@@ -20,7 +20,7 @@ fn world(size: usize) -> Vec<Box<dyn Communicator>> {
 }
 
 fn beside(comm: Box<dyn Communicator>) -> Box<dyn Communicator> {
-    overlapped(comm, || false).unwrap()
+    overlapped(comm, Beside::default()).unwrap()
 }
 
 /// Something that a trace tells of.

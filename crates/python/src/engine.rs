@@ -322,6 +322,15 @@ impl Engine {
         Ok(())
     }
 
+    /// Waits for what runs beside the caller's work.
+    fn settle(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| {
+            let inner = self.inner.here()?.hold()?;
+            // To count what was issued is to wait for it.
+            caught(|| inner.engine.communicator().traffic()).map(drop)
+        })
+    }
+
     /// Waits for all ranks.
     fn barrier(&self, py: Python<'_>) -> PyResult<()> {
         self.run(py, |engine| Ok(engine.communicator().barrier()?))
@@ -370,7 +379,7 @@ fn broadcast(comm: &dyn Communicator, packed: Buffer, root: Rank) -> Result<Buff
 }
 
 /// What a call unwound with: an exception of torch's, or a panic.
-fn reason(payload: &(dyn Any + Send)) -> String {
+pub(crate) fn reason(payload: &(dyn Any + Send)) -> String {
     let error = payload.downcast_ref::<PyErr>().map(PyErr::to_string);
     let text = || payload.downcast_ref::<String>().cloned();
     let literal = || payload.downcast_ref::<&str>().map(|text| (*text).to_owned());

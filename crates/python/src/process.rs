@@ -9,12 +9,12 @@ use crate::error;
 
 /// What only the process that made it may use, and free: it is left alone in a fork, where freeing
 /// it would free what the rank has.
-pub(crate) struct OfProcess<T> {
+pub(crate) struct OfProcess<T: Send> {
     value: Option<T>,
     process: u32,
 }
 
-impl<T> OfProcess<T> {
+impl<T: Send> OfProcess<T> {
     pub(crate) fn new(value: T) -> Self {
         Self { value: Some(value), process: std::process::id() }
     }
@@ -31,11 +31,18 @@ impl<T> OfProcess<T> {
     }
 }
 
-impl<T> Drop for OfProcess<T> {
+impl<T: Send> Drop for OfProcess<T> {
+    /// It may wait for a thread that calls Python, which it does without the interpreter's lock.
     fn drop(&mut self) {
+        let value = self.value.take();
         if !self.is_here() {
-            std::mem::forget(self.value.take());
+            return std::mem::forget(value);
         }
+        let mut value = Some(value);
+        Python::try_attach(|py| {
+            let value = value.take();
+            py.detach(move || drop(value));
+        });
     }
 }
 

@@ -1,7 +1,7 @@
 //! Collectives beside those of engines: for scripts, and before there is an engine.
 
 use oxizero::comm::{CommError, Communicator};
-use oxizero::{Buffer, Rank};
+use oxizero::{Buffer, Overlap, Rank};
 use oxizero_core::deepspeed::WeightCopies;
 use pyo3::prelude::*;
 
@@ -21,7 +21,7 @@ impl Ranks {
     /// Joins the others; blocks until all have come.
     #[new]
     fn new(py: Python<'_>, world: World) -> PyResult<Self> {
-        let connected = py.detach(|| world.connect_for(WeightCopies::Ranks, Some(false)))?;
+        let connected = py.detach(|| world.connect_for(WeightCopies::Ranks, Some(Overlap::Off)))?;
         Ok(Self(OfProcess::new(connected.communicator)))
     }
 

@@ -1,21 +1,23 @@
 //! Where this rank is, and how it finds the others.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use oxizero::comm::library::communicator;
 use oxizero::comm::shm::{Options, Replicas};
-use oxizero::comm::{Communicator, has_spare_processors, overlapped, shm, threads};
-use oxizero::{Backend, ProcessGroup, Rank, Storage, WorldSize};
+use oxizero::comm::{Beside, Communicator, Computes, Streams, overlap, overlapped, shm, threads};
+use oxizero::{Backend, Overlap, ProcessGroup, Rank, Storage, WorldSize};
 use oxizero_core::ConfigError;
 use oxizero_core::deepspeed::WeightCopies;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::config::world_size;
+use crate::engine::{caught, reason};
 use crate::error;
 use crate::optimizer::Rules;
 use crate::process::interrupted;
-use crate::torch::{TorchDevice, TorchGroup};
+use crate::torch::{TorchDevice, TorchGroup, TorchStreams};
 
 /// What a back end's attribute `world` says.
 #[derive(FromPyObject)]
@@ -37,6 +39,10 @@ pub(crate) struct Torch {
     group: Py<PyAny>,
     /// What updates weights.
     update: Py<PyAny>,
+    /// `oxizero.torch_backend.Streams`, of a device that does its work later.
+    streams: Option<Py<PyAny>>,
+    /// Ranks on this machine, where its processors compute.
+    ranks_here: Option<usize>,
 }
 
 /// Ranks on one machine.
@@ -60,25 +66,38 @@ impl World {
         }
     }
 
-    /// Joins the others, for these copies of weights; blocks until all have come. The native back
-    /// end's operations run beside the caller's work if `overlap` says so, or, where it says
-    /// nothing, if there are processors for it.
+    /// Joins the others, for these copies of weights; blocks until all have come. Operations run
+    /// beside the caller's work if `asked` says so, or, where it says nothing, if something is free
+    /// to run them.
     pub(crate) fn connect_for(
         self,
         copies: WeightCopies,
-        overlap: Option<bool>,
+        asked: Option<Overlap>,
     ) -> PyResult<Backend> {
-        match self {
-            Self::Torch(torch) => torch.connect(copies),
-            Self::Native(native) => {
-                let size = world_size(native.size)?;
-                let comm = native.connect_for(copies)?;
-                Ok(Backend::host(match overlap.unwrap_or_else(|| has_spare_processors(size)) {
-                    true => overlapped(comm, interrupted).map_err(error::comm)?,
-                    false => comm,
-                }))
+        let overlap = overlap(asked, self.computes()?);
+        let (backend, streams) = match self {
+            Self::Torch(torch) => torch.connect(copies)?,
+            Self::Native(native) => (Backend::host(native.connect_for(copies)?), None),
+        };
+        let communicator = match overlap {
+            Overlap::Off => backend.communicator,
+            Overlap::On => {
+                let streams = streams.map(|streams| Arc::new(streams) as Arc<dyn Streams>);
+                let beside = Beside { interrupted, why: reason, streams };
+                caught(|| overlapped(backend.communicator, beside))?.map_err(error::comm)?
             }
-        }
+        };
+        Ok(Backend { communicator, ..backend })
+    }
+
+    /// What computes while ranks communicate.
+    fn computes(&self) -> PyResult<Computes> {
+        let ranks_here = match self {
+            Self::Torch(torch) => torch.ranks_here,
+            Self::Native(native) => Some(native.size),
+        };
+        let on = |ranks| Ok(Computes::Host { ranks_here: world_size(ranks)? });
+        ranks_here.map_or(Ok(Computes::Device), on)
     }
 
     /// This process's place, and how many there are.
@@ -92,7 +111,7 @@ impl World {
 }
 
 impl Torch {
-    fn connect(self, copies: WeightCopies) -> PyResult<Backend> {
+    fn connect(self, copies: WeightCopies) -> PyResult<(Backend, Option<TorchStreams>)> {
         if copies == WeightCopies::Machines {
             return Err(error::config(ConfigError::Conflict {
                 first: "oxizero.share_weights = true".into(),
@@ -100,7 +119,8 @@ impl Torch {
                 advice: "its ranks have a copy of the weights each; use the native one".into(),
             }));
         }
-        let device = TorchDevice::new(self.device);
+        let streams = self.streams.map(TorchStreams::new);
+        let device = TorchDevice::new(self.device, streams.clone());
         let group = TorchGroup {
             group: self.group,
             device: device.clone(),
@@ -108,9 +128,8 @@ impl Torch {
             rank: Rank(self.rank),
             deadline: seconds(self.deadline)?,
         };
-        let storage = Storage::Device(std::sync::Arc::new(device));
-        // Its operations run where the caller's do: nothing overlaps here.
-        Ok(Backend { storage, communicator: communicator(group), observer: None })
+        let storage = Storage::Device(Arc::new(device));
+        Ok((Backend { storage, communicator: communicator(group), observer: None }, streams))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::panic::resume_unwind;
 use std::thread;
 
-use oxizero_comm::{CommError, Communicator, overlapped, shm, threads};
+use oxizero_comm::{Beside, CommError, Communicator, overlapped, shm, threads};
 use oxizero_core::{Overlap, WorldSize};
 
 use crate::watched::{Log, Plan, Watched};
@@ -74,7 +74,7 @@ fn members(ranks: usize) -> Vec<Box<dyn Communicator>> {
 pub fn placed(comm: Box<dyn Communicator>, overlap: Overlap) -> Box<dyn Communicator> {
     match overlap {
         Overlap::Off => comm,
-        Overlap::On => overlapped(comm, || false).expect("the system gives a thread"),
+        Overlap::On => overlapped(comm, Beside::default()).expect("the system gives a thread"),
     }
 }
 

@@ -7,5 +7,6 @@ as a tuple: the tensor, the name of their dtype, the first one, and the one afte
 from oxizero.torch_backend.device import Device
 from oxizero.torch_backend.group import Group
 from oxizero.torch_backend.rules import update
+from oxizero.torch_backend.streams import Streams
 
-__all__ = ["Device", "Group", "update"]
+__all__ = ["Device", "Group", "Streams", "update"]

@@ -16,7 +16,7 @@ mod views;
 
 use std::time::Duration;
 
-use oxizero_comm::{CommError, Communicator, overlapped, threads};
+use oxizero_comm::{Beside, CommError, Communicator, overlapped, threads};
 use oxizero_core::{Rank, WorldSize};
 
 use self::processes::run_in_every_world;
@@ -109,7 +109,7 @@ fn in_threads_overlapped(case: Case) {
         let world = threads::group_with_deadline(WorldSize::new(size).unwrap(), DEADLINE);
         std::thread::scope(|scope| {
             for comm in world {
-                scope.spawn(move || case(overlapped(comm, || false).unwrap()));
+                scope.spawn(move || case(overlapped(comm, Beside::default()).unwrap()));
             }
         });
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use oxizero_comm::{CommError, Communicator, issue, overlapped, threads};
+use oxizero_comm::{Beside, CommError, Communicator, issue, overlapped, threads};
 use oxizero_core::{DType, Numel, ProcessGroup, Rank, WorldSize};
 use oxizero_device::Buffer;
 
@@ -13,7 +13,7 @@ use crate::DEADLINE;
 
 fn world(size: usize) -> Vec<Box<dyn Communicator>> {
     let world = threads::group_with_deadline(WorldSize::new(size).unwrap(), DEADLINE).into_iter();
-    world.map(|comm| overlapped(comm, || false).unwrap()).collect()
+    world.map(|comm| overlapped(comm, Beside::default()).unwrap()).collect()
 }
 
 fn pair() -> [Box<dyn Communicator>; 2] {
@@ -111,7 +111,8 @@ fn a_rank_that_is_interrupted_while_it_waits_gives_up() {
     static INTERRUPTED: AtomicBool = AtomicBool::new(false);
     let mut inner = threads::group_with_deadline(WorldSize::new(2).unwrap(), DEADLINE);
     let _absent = inner.pop();
-    let comm = overlapped(inner.remove(0), || INTERRUPTED.load(SeqCst)).unwrap();
+    let beside = Beside { interrupted: || INTERRUPTED.load(SeqCst), ..Beside::default() };
+    let comm = overlapped(inner.remove(0), beside).unwrap();
     let started = Instant::now();
     thread::scope(|scope| {
         scope.spawn(|| {

@@ -5,7 +5,7 @@ use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use oxizero_comm::shm::{self, Replicas};
-use oxizero_comm::{CommError, Communicator, overlapped};
+use oxizero_comm::{Beside, CommError, Communicator, overlapped};
 use oxizero_core::{Bytes, DType, Numel, ProcessGroup, Rank, WorldSize};
 use oxizero_device::Buffer;
 use rustix::process::{Pid, Signal};
@@ -53,7 +53,11 @@ fn process_of_a_world() {
     };
     let (_, case) = CASES.iter().chain(ROLES).find(|(name, _)| *name == case).unwrap();
     let comm = shm::connect(options).unwrap();
-    case(if is_set(Setting::Overlapped) { overlapped(comm, || false).unwrap() } else { comm });
+    case(if is_set(Setting::Overlapped) {
+        overlapped(comm, Beside::default()).unwrap()
+    } else {
+        comm
+    });
 }
 
 /// The processes of one world. Those that still run are killed with it.

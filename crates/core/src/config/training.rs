@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::check;
-use crate::{Bucketing, Bytes, ConfigError, Stage};
+use crate::{Bucketing, Bytes, ConfigError, Overlap, Stage};
 
 /// What is sharded, and in which portions it travels.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -16,7 +16,7 @@ pub struct ZeroConfig {
     pub bucket_bytes_max: Option<usize>,
     /// Whether collectives run on a thread of their own, beside the model's arithmetic; absent for
     /// where there are more processors than ranks.
-    pub overlap: Option<bool>,
+    pub overlap: Option<Overlap>,
 }
 
 /// The update rule.

@@ -21,7 +21,9 @@ mod zero;
 use serde_json::Value;
 
 use self::section::{Section, shown};
-use crate::{ConfigError, DType, LossScaling, Numel, Placement, Precision, Stage, WorldSize};
+use crate::{
+    ConfigError, DType, LossScaling, Numel, Overlap, Placement, Precision, Stage, WorldSize,
+};
 
 pub use self::batch::BatchSizes;
 pub use self::optimizer::{AdamSettings, OptimizerSettings, RuleSettings};
@@ -73,9 +75,9 @@ pub struct DeepSpeedConfig {
     /// What the engine runs on, from the section `oxizero`, which DeepSpeed does not have; `None`
     /// for what the model's device asks for.
     pub back_end: Option<BackEnd>,
-    /// Whether the native back end's collectives run beside the model's arithmetic; `None` for
-    /// where there are more processors than ranks. torch's run where torch has them.
-    pub overlap: Option<bool>,
+    /// Whether collectives run beside the model's arithmetic; `None` for on GPUs, and on CPUs where
+    /// there are more processors than ranks.
+    pub overlap: Option<Overlap>,
     /// The file that tells what each rank did, and when, if one is asked for: `oxizero.trace`,
     /// which DeepSpeed has not.
     pub trace: Option<String>,

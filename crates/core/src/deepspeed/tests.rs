@@ -51,7 +51,7 @@ fn a_configuration_as_people_have_it_is_honoured() {
         copies: WeightCopies::Ranks,
         last_batch: LastBatch::Kept,
         back_end: None,
-        overlap: Some(true),
+        overlap: Some(Overlap::On),
         trace: None,
     };
     assert_eq!(config, expected);
@@ -316,7 +316,7 @@ fn overlap_and_the_trace_are_as_asked() {
     };
     assert_eq!(of("{}"), (None, None));
     let off = r#"{"zero_optimization": {"stage": 2, "overlap_comm": false}}"#;
-    assert_eq!(of(off), (Some(false), None));
+    assert_eq!(of(off), (Some(Overlap::Off), None));
     assert_eq!(of(r#"{"oxizero": {"trace": "t.json"}}"#), (None, Some("t.json".into())));
     for wrong in [r#"{"oxizero": {"trace": ""}}"#, r#"{"oxizero": {"trace": true}}"#] {
         let said = refusal(wrong);

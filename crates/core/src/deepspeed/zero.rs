@@ -3,7 +3,7 @@
 use super::off;
 use super::section::Section;
 use super::stage3::{self, LeafModules, ModelSave, Prefetch};
-use crate::{ConfigError, Numel, Stage};
+use crate::{ConfigError, Numel, Overlap, Stage};
 
 /// DeepSpeed's default of 500 million leaves nothing to do while backward runs.
 const BUCKET_NUMEL: usize = 16 << 20;
@@ -15,7 +15,7 @@ pub(super) struct Zero {
     pub(super) leaf_modules: LeafModules,
     pub(super) model_save: ModelSave,
     pub(super) prefetch: Prefetch,
-    pub(super) overlap: Option<bool>,
+    pub(super) overlap: Option<Overlap>,
 }
 
 /// Takes the section.
@@ -47,7 +47,7 @@ pub(super) fn parse(top: &mut Section) -> Result<Zero, ConfigError> {
     section.only("compute_grad_norm", true, "the pass that checks gradients gives their norm")?;
     section.only("load_from_fp32_weights", true, off::NOT_HERE)?;
     section.only("override_module_apply", true, off::NOT_HERE)?;
-    let overlap = section.switch("overlap_comm")?;
+    let overlap = section.switch("overlap_comm")?.map(Overlap::from);
     if let Some(size) = section.count("zero_hpz_partition_size", 1)?.filter(|size| *size > 1) {
         let reason = "all ranks are one group".into();
         let instead = "leave the field out".into();

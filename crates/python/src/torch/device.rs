@@ -11,12 +11,18 @@ use oxizero_device::{DeviceView, DeviceViewMut, Region};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use super::streams::TorchStreams;
 use crate::config::torch_name;
 
 /// `oxizero.torch_backend.Device`: a torch device, and the operations on it. What fails there
 /// unwinds with Python's exception, which `Engine::run` raises again.
 #[derive(Clone)]
-pub(crate) struct TorchDevice(Arc<Py<PyAny>>);
+pub(crate) struct TorchDevice {
+    operations: Arc<Py<PyAny>>,
+    /// Of a device that does its work later; memory that is given needs none, for its owner keeps
+    /// it.
+    streams: Option<TorchStreams>,
+}
 
 /// A flat tensor of bytes.
 struct TorchMemory {
@@ -30,8 +36,8 @@ struct TorchMemory {
 type At<'py> = (Bound<'py, PyAny>, &'static str, usize, usize);
 
 impl TorchDevice {
-    pub(crate) fn new(operations: Py<PyAny>) -> Self {
-        Self(Arc::new(operations))
+    pub(crate) fn new(operations: Py<PyAny>, streams: Option<TorchStreams>) -> Self {
+        Self { operations: Arc::new(operations), streams }
     }
 
     /// Calls an operation.
@@ -39,7 +45,7 @@ impl TorchDevice {
     where
         A: pyo3::call::PyCallArgs<'py>,
     {
-        ok(self.0.bind(py).call_method1(operation, args))
+        ok(self.operations.bind(py).call_method1(operation, args))
     }
 
     fn memory(&self, tensor: Bound<'_, PyAny>) -> PyResult<TorchMemory> {
@@ -83,7 +89,7 @@ pub(crate) fn given(
     bytes: Bound<'_, PyAny>,
     dtype: DType,
 ) -> PyResult<Buffer> {
-    let memory = TorchDevice::new(operations).memory(bytes)?;
+    let memory = TorchDevice::new(operations, None).memory(bytes)?;
     Ok(Buffer::new(Region::on_device(Box::new(memory)), dtype))
 }
 
@@ -91,7 +97,7 @@ pub(crate) fn given(
 pub(crate) fn tensor(py: Python<'_>, view: DeviceView<'_>, shape: &[usize]) -> PyResult<Py<PyAny>> {
     let memory: &dyn Any = view.memory();
     let memory = memory.downcast_ref::<TorchMemory>().expect("one back end has one kind of memory");
-    let device = memory.device.0.bind(py);
+    let device = memory.device.operations.bind(py);
     Ok(device.call_method1("tensor", (at(py, view), shape.to_vec()))?.unbind())
 }
 
@@ -176,6 +182,14 @@ impl Device for TorchDevice {
             let weights: Vec<_> = weights.iter().map(|weights| at(py, *weights)).collect();
             ok(self.call(py, "measure", (grads, divisor, power, weights)).extract())
         })
+    }
+}
+
+impl Drop for TorchMemory {
+    fn drop(&mut self) {
+        if let Some(streams) = &self.device.streams {
+            streams.let_go(&self.tensor);
+        }
     }
 }
 

@@ -5,7 +5,9 @@
 mod device;
 mod library;
 mod rule;
+mod streams;
 
 pub(crate) use device::{TorchDevice, given, tensor};
 pub(crate) use library::TorchGroup;
 pub(crate) use rule::TorchRule;
+pub(crate) use streams::TorchStreams;
