@@ -1,12 +1,16 @@
 """What an engine runs on: the host and its Rust kernels, or torch on any device."""
 
+import contextlib
+import functools
+import json
 import os
 
 import torch
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
-from oxizero import torch_backend, world
+from oxizero import _oxizero, torch_backend, world
 from oxizero._oxizero import ConfigError
+from oxizero.torch_backend import store
 
 _VARIABLE = "OXIZERO_BACKEND"
 _NAMES = ("native", "torch")
@@ -20,6 +24,16 @@ class Native:
     def __init__(self, device):
         self.device = device
         self.world = world.meeting()
+
+    def ready(self, name):
+        """Waits under that name until all ranks are ready. Returns the rank that gives up instead,
+        and why; None if none does."""
+        told = _oxizero.Ranks(world.meeting(name)).tell("")
+        return next(((rank, why) for rank, why in enumerate(told) if why), None)
+
+    def give_up(self, name, why, timeout):
+        """Tells those that are ready that this rank is not."""
+        _oxizero.Ranks(world.meeting(name) | {"deadline": timeout.total_seconds()}).tell(why)
 
     def give(self, tensor):
         """A tensor as the engine takes it: contiguous, on the CPU, without a graph."""
@@ -42,16 +56,34 @@ class Torch:
 
     def __init__(self, device):
         self.device = device
-        here = world.place()
+        self._operations = torch_backend.Device(device)
+
+    def ready(self, name):
+        """Waits under that name until all ranks are ready. Returns the rank that gives up instead,
+        and why; None if none does."""
+        timeout = world.deadline()
+        return store.ready(world.open_store(timeout), name, world.place(), timeout)
+
+    def give_up(self, name, why, timeout):
+        """Tells those that are ready that this rank is not."""
+        store.give_up(world.open_store(timeout), name, world.place(), why, timeout)
+
+    @functools.cached_property
+    def world(self):
+        """The ranks, connected; a collective call when it is first asked for."""
+        here, device = world.place(), self.device
         if here.size > 1:
             world.start_distributed(device)
-        self._operations = torch_backend.Device(device)
-        self.world = {
+        try:
+            group = torch_backend.Group(here.rank, range(here.size), device, world.deadline())
+        except RuntimeError as error:
+            raise store.unconnected(here, error) from error
+        return {
             "rank": here.rank,
             "size": here.size,
             "deadline": world.deadline().total_seconds(),
             "device": self._operations,
-            "group": torch_backend.Group(here.rank, range(here.size), device, world.deadline()),
+            "group": group,
             "update": torch_backend.update,
             "streams": torch_backend.streams.of(device),
             # Ranks that compute on this machine's processors.
@@ -93,6 +125,23 @@ def of(device, configured=None):
             "back end, or move the model"
         )
     return {"native": Native, "torch": Torch}[name](device)
+
+
+def likely(model, *configs):
+    """The back end that other ranks choose, as far as it can be told where something is wrong."""
+    device, name = torch.device("cpu"), None
+    with contextlib.suppress(Exception):
+        device = _device(model)
+    for config in configs:
+        with contextlib.suppress(Exception):
+            if not isinstance(config, dict):
+                with open(config, encoding="utf-8") as file:
+                    config = json.load(file)
+            name = config["oxizero"]["backend"]
+    try:
+        return of(device, name)
+    except Exception:
+        return Native(torch.device("cpu"))
 
 
 def _asked(configured):

@@ -50,7 +50,7 @@ class Engine(Checkpoints, Clipping, Later, ModelFiles, torch.nn.Module):
     the weights. All ranks call the same in the same order.
     """
 
-    def __init__(self, module, optimizer, config, arrangement, lr_scheduler=None):
+    def __init__(self, module, optimizer, config, arrangement, meeting, lr_scheduler=None):
         super().__init__()
         self.module = module
         self.optimizer = optimizer
@@ -74,8 +74,10 @@ class Engine(Checkpoints, Clipping, Later, ModelFiles, torch.nn.Module):
         if self._place.size > 1:
             held = buffers.check(self._back_end, module, self._weights.others)
         described = self._weights.described(units.numbers(found), self._back_end)
+        groups_of_optimizer = groups(optimizer)
+        meeting.meet(self._back_end)
         self._core = _oxizero.Engine(
-            config, self._back_end, arrangement, described, groups(optimizer)
+            config, self._back_end, arrangement, described, groups_of_optimizer
         )
         del described
         self._sharded, self._hooks = None, []

@@ -73,21 +73,13 @@ def arrange(module, mesh_param=None, mpu=None):
     """How the ranks are arranged so that all that a module's parameters say is true."""
     _refuse_wrapped(module)
     here = world.place()
-    try:
-        groups = _Groups(mesh_param, mpu)
-        marks = groups.of_all()
-        for name, param in module.named_parameters():
-            for holds, dim, ranks in _said(name, param, groups):
-                marks.append({"param": name, "holds": holds, "dim": dim, "ranks": ranks})
-        arrangement = _oxizero.Arrangement(here.rank, here.size, marks)
-        groups.check(arrangement)
-    except ConfigError as error:
-        if here.size > 1:
-            error.add_note(
-                f"This was found on rank {here.rank}; ranks on which nothing is wrong wait for it "
-                "until their timeout, unless its process ends."
-            )
-        raise
+    groups = _Groups(mesh_param, mpu)
+    marks = groups.of_all()
+    for name, param in module.named_parameters():
+        for holds, dim, ranks in _said(name, param, groups):
+            marks.append({"param": name, "holds": holds, "dim": dim, "ranks": ranks})
+    arrangement = _oxizero.Arrangement(here.rank, here.size, marks)
+    groups.check(arrangement)
     return arrangement
 
 

@@ -8,10 +8,11 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from oxizero import _oxizero, lr_schedules, optimizer as optimizers, pieces, splits, world
+from oxizero import _oxizero, backends, lr_schedules, optimizer as optimizers, pieces, splits, world
 from oxizero._oxizero import ConfigError
 from oxizero.engine import Engine
 from oxizero.log import logger
+from oxizero.meeting import Meeting
 from oxizero.optimizer import Optimizer
 
 
@@ -45,21 +46,29 @@ def initialize(
     name; `mpu` is asked for the ranks that are tensor-parallel.
     """
     world.count_engine()
-    if model is None:
-        raise ConfigError("initialize(model=...) is missing")
-    if distributed_port is not None:
-        raise ConfigError("initialize(distributed_port=...) is refused: torchrun sets MASTER_PORT")
-    pieces.settle(model)
-    arrangement = splits.arrange(model, mesh_param, mpu)
-    read = read_config(arrangement.batch_ranks, args, config, config_params)
-    client = _client(model, optimizer, model_parameters, read)
-    wrapped = Optimizer(client)
-    scheduler = _scheduler(wrapped, lr_scheduler, read)
-    if read.log_level is not None:
-        logger.setLevel(read.log_level)
-    engine = Engine(model, wrapped, read, arrangement, scheduler)
-    engine.training_dataloader = _loader(training_data, collate_fn, read, arrangement)
-    return engine, wrapped, engine.training_dataloader, scheduler
+    meeting = Meeting()
+    try:
+        if model is None:
+            raise ConfigError("initialize(model=...) is missing")
+        if distributed_port is not None:
+            raise ConfigError(
+                "initialize(distributed_port=...) is refused: torchrun sets MASTER_PORT"
+            )
+        pieces.settle(model)
+        arrangement = splits.arrange(model, mesh_param, mpu)
+        read = read_config(arrangement.batch_ranks, args, config, config_params)
+        client = _client(model, optimizer, model_parameters, read)
+        wrapped = Optimizer(client)
+        scheduler = _scheduler(wrapped, lr_scheduler, read)
+        if read.log_level is not None:
+            logger.setLevel(read.log_level)
+        loader = _loader(training_data, collate_fn, read, arrangement)
+        engine = Engine(model, wrapped, read, arrangement, meeting, scheduler)
+    except Exception as error:
+        meeting.give_up(backends.likely(model, config, config_params), error)
+        raise
+    engine.training_dataloader = loader
+    return engine, wrapped, loader, scheduler
 
 
 def read_config(batch_ranks, args, *given):

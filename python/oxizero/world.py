@@ -9,9 +9,11 @@ import torch
 from torch import distributed
 
 from oxizero._oxizero import ConfigError
+from oxizero.torch_backend import store
 
 _deadline = timedelta(minutes=10)
 _engines = 0
+_starts = 0
 _is_initialized = False
 
 # Arguments of DeepSpeed's `init_distributed` that ask for nothing else than what is done.
@@ -74,6 +76,11 @@ def count_engine():
     _is_initialized = True
 
 
+def engines():
+    """How many engines were counted."""
+    return _engines
+
+
 def meeting(name=None):
     """What ranks need to meet the others, in the world of that name; without a name, in that of
     the engine that was counted last."""
@@ -134,17 +141,33 @@ def start_distributed(device):
     _start("gloo" if device.type == "cpu" else None)
 
 
+def open_store(timeout):
+    """Where ranks leave word before groups of them connect."""
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if name not in os.environ and not distributed.is_initialized():
+            raise ConfigError(
+                f"{name} is not set, by which ranks find each other; start ranks with torchrun"
+            )
+    return store.open_store(place(), timeout)
+
+
 def _start(backend):
+    global _starts
     here = place()
     if not distributed.is_initialized():
-        for name in ("MASTER_ADDR", "MASTER_PORT"):
-            if name not in os.environ:
-                raise ConfigError(
-                    f"{name} is not set, by which ranks find each other; start ranks with torchrun"
-                )
-        distributed.init_process_group(
-            backend, timeout=_deadline, rank=here.rank, world_size=here.size
-        )
+        opened = open_store(_deadline)
+        _starts += 1
+        store.ready(opened, f"torch.distributed {_starts}", here, _deadline)
+        try:
+            distributed.init_process_group(
+                backend,
+                store=distributed.PrefixStore(f"oxizero {_starts}", opened),
+                timeout=_deadline,
+                rank=here.rank,
+                world_size=here.size,
+            )
+        except RuntimeError as error:
+            raise store.unconnected(here, error) from error
     size, rank = distributed.get_world_size(), distributed.get_rank()
     if (size, rank) != (here.size, here.rank):
         raise ConfigError(

@@ -360,9 +360,6 @@ def refusals(rank):
         ("a", split, 0, [0, 1]), ("b", expert, [0, 1])))
     refused("split of `a`.*expert of `b`.*overlap", marked(
         ("a", split, 0, [0, 1]), ("b", expert, [0, 1, 2, 3])))
-    with pytest.raises(oxizero.ConfigError) as told:
-        start(marked(("a", split, 0, [1])), 1)
-    assert "found on rank 0; ranks on which nothing is wrong wait" in told.value.__notes__[0]
     with pytest.raises(oxizero.ConfigError, match="axis = 2"):
         split(Two().a, 2, [0, 1])
     model = Two()

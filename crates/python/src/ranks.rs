@@ -30,6 +30,26 @@ impl Ranks {
         self.run(py, |comm| comm.barrier())
     }
 
+    /// Every rank's text, in rank order; equally many calls on every rank.
+    fn tell(&self, py: Python<'_>, text: &str) -> PyResult<Vec<String>> {
+        let mut told = Vec::new();
+        self.run(py, |comm| {
+            let lens = comm.exchange("what ranks tell", &(text.len() as u64).to_le_bytes())?;
+            let len =
+                |bytes: &Vec<u8>| bytes.first_chunk().map_or(0, |len| u64::from_le_bytes(*len));
+            let longest = lens.iter().map(len).max().unwrap_or(0) as usize;
+            let mut own = text.as_bytes().to_vec();
+            own.resize(longest, 0);
+            let all = comm.exchange("what ranks tell", &own)?;
+            let text = |(bytes, other): (&Vec<u8>, &Vec<u8>)| {
+                String::from_utf8_lossy(&bytes[..len(other) as usize]).into_owned()
+            };
+            told = all.iter().zip(&lens).map(text).collect();
+            Ok(())
+        })?;
+        Ok(told)
+    }
+
     /// Overwrites a tensor with rank `root`'s.
     fn broadcast(&self, py: Python<'_>, tensor: Given<'_>, root: usize) -> PyResult<()> {
         let buffer = tensor.into_buffer()?;
