@@ -258,7 +258,7 @@ def steps_or_reads(rank):
 
 def test_ranks_that_read_and_step_are_told_both_calls(ranks):
     for told in ranks(2, steps_or_reads):
-        assert "bytes for full_grads" in told and "bytes for step" in told
+        assert "bytes for safe_get_full_model_grads" in told and "bytes for step" in told
 
 
 def reads_another(rank):
@@ -270,7 +270,16 @@ def reads_another(rank):
 
 def test_ranks_that_read_different_parameters_are_told_both(ranks):
     for told in ranks(2, reads_another):
-        assert "full_param of `weight`" in told and "full_param of `bias`" in told
+        assert "fp32_param of `weight`" in told and "fp32_param of `bias`" in told
+
+
+OTHER_CONFIGS = {
+    "clip": {"gradient_clipping": 1.0},
+    "stage": {"zero_optimization": {"stage": 2}},
+    "wire": {"communication_data_type": "bf16"},
+    "lr": {"optimizer": {"type": "SGD", "params": {"lr": 2.0}}},
+    "rule": {"optimizer": {"type": "AdamW", "params": {"lr": 1.0}}},
+}
 
 
 def started_with(rank, difference):
@@ -280,24 +289,32 @@ def started_with(rank, difference):
     if rank == 1 and difference == "name":
         model.register_parameter("other", model.weight)
         del model.weight
-    clip = {"gradient_clipping": 1.0} if rank == 1 and difference == "option" else {}
+    if rank == 1 and difference == "dtype":
+        model.bfloat16()
+    config = OTHER_CONFIGS.get(difference, {}) if rank == 1 else {}
     with pytest.raises(oxizero.EngineError) as raised:
-        oxizero.initialize(model=model, config=SGD | clip)
+        oxizero.initialize(model=model, config=SGD | config)
     return str(raised.value)
 
 
 @pytest.mark.parametrize(
-    "difference,zeros,ones",
+    "difference,fact,zeros,ones",
     [
-        ("shape", "shape of `weight` = [1, 2]", "shape of `weight` = [1, 3]"),
-        ("name", "parameter 0 = `weight`", "parameter 0 = `bias`"),
-        ("more", "no other parameter", "parameter 2 = `another`"),
-        ("option", "clip_norm = None", "clip_norm = Some(1.0)"),
+        ("dtype", "the dtype of parameter `weight`", "float32", "bfloat16"),
+        ("shape", "the shape of parameter `weight`", "[1, 2]", "[1, 3]"),
+        ("name", "parameter 0", "`weight`", "`bias`"),
+        ("more", "parameter 2", "absent", "`another`"),
+        ("clip", "`gradient_clipping`", "none", "1"),
+        ("stage", "`zero_optimization.stage`", "0", "2"),
+        ("wire", "`communication_data_type`", "fp32", "bf16"),
+        ("lr", "what the optimizer's param_groups have", "lr 1.0 and", "lr 2.0 and"),
+        ("rule", "the optimizer", "SGD with", "AdamW with betas 0.9 and 0.999, eps 1e-8"),
     ],
 )
-def test_ranks_that_start_differently_are_told_in_what(ranks, difference, zeros, ones):
+def test_ranks_that_start_differently_are_told_in_what(ranks, difference, fact, zeros, ones):
     for told in ranks(3, started_with, difference):
-        assert f"rank 1 was started with {ones}, and rank 0 with {zeros};" in told
+        assert told.startswith(f"{fact} is {zeros}") and f" on rank 0 and {ones}" in told, told
+        assert " on rank 1; give every rank the same" in told, told
 
 
 def expanded(rank):

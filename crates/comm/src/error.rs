@@ -100,7 +100,7 @@ pub enum CommError {
         problem: String,
     },
     /// `split` was called for a group that this rank is not in.
-    #[error("rank {rank} is not in the group {group:?}")]
+    #[error("rank {rank} is not in the group {group}")]
     NotInGroup {
         /// This rank.
         rank: Rank,

@@ -78,15 +78,19 @@ pub trait Library: Send + Sync + 'static {
 }
 
 /// What a library failed with. Ranks are numbered as in the world.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LibraryError {
     /// A rank is gone.
+    #[error("rank {0} ended")]
     Dead(Rank),
     /// A rank did not come within the deadline.
+    #[error("rank {0} did not come within the deadline")]
     Late(Rank),
     /// A rank gave up, and said why.
+    #[error("rank {0} gave up: {1}")]
     Aborted(Rank, String),
     /// The library's own words, where they do not tell whose fault it is.
+    #[error("{0}")]
     Failed(String),
 }
 

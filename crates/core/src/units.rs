@@ -149,6 +149,13 @@ impl fmt::Display for WorldSize {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProcessGroup(Vec<Rank>);
 
+impl fmt::Display for ProcessGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ranks: Vec<_> = self.0.iter().map(Rank::to_string).collect();
+        write!(f, "of ranks {}", ranks.join(", "))
+    }
+}
+
 impl ProcessGroup {
     /// The group of every rank.
     pub fn world(size: WorldSize) -> Self {

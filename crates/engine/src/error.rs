@@ -5,6 +5,8 @@ use oxizero_comm::CommError;
 use oxizero_core::{ConfigError, DType, LossScaleAtMinimum, Numel, Rank};
 use oxizero_optim::OptimError;
 
+use crate::Fact;
+
 /// Every error of the engine.
 ///
 /// After [`Comm`](Self::Comm) the engine is lost, for buffers were on their way; after
@@ -61,15 +63,17 @@ pub enum EngineError {
     },
     /// The ranks were started with different parameters or options.
     #[error(
-        "rank {rank} was started with {got}, and rank 0 with {expected}; give every rank the same \
+        "{fact} is {expected} on rank 0 and {got} on rank {rank}; give every rank the same \
          parameters, in the same order, and the same options"
     )]
     SetupDiffers {
         /// The first rank that differs from rank 0.
         rank: Rank,
-        /// The first fact that differs, as rank 0 has it: an option, or what a parameter is.
+        /// What differs first.
+        fact: Fact,
+        /// What it is on rank 0.
         expected: String,
-        /// The same fact as the other rank has it.
+        /// What it is on the other rank.
         got: String,
     },
     /// The ranks are about to step with different hyper-parameters.
@@ -277,8 +281,7 @@ pub enum EngineError {
     NotReady,
     /// Gradients were asked for in the middle of a window.
     #[error(
-        "gradients are not ready: {n} of {of} micro-batches have ended their backward with \
-         backward_end()"
+        "gradients are not ready: {n} of {of} micro-batches of the window have ended their backward"
     )]
     MidWindow {
         /// Micro-batches that have ended.

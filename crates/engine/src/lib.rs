@@ -47,6 +47,7 @@ pub use boundary::Boundary;
 pub use checkpoint::{LoadOptions, Loaded, Names, SaveOptions, StoredBuffer, What};
 pub use engine::{Engine, GradIn};
 pub use error::EngineError;
+pub use facts::Fact;
 pub use grad_views::{GradPiece, GradPieces, GradViews};
 pub use model_grads::{GradNorms, ModelGrads, Scope};
 pub use norm::Norm;

@@ -115,6 +115,10 @@ fn a_group_takes_a_rule_of_its_own_that_keeps_the_same_states() {
     #[derive(Debug)]
     struct Doubled(Sgd);
     impl Optimizer for Doubled {
+        fn description(&self) -> String {
+            format!("twice {}", self.0.description())
+        }
+
         fn state_names(&self) -> &'static [&'static str] {
             self.0.state_names()
         }

@@ -53,6 +53,11 @@ impl Adagrad {
 }
 
 impl Optimizer for Adagrad {
+    fn description(&self) -> String {
+        let AdagradOptions { lr_decay, initial_sum, eps } = self.options;
+        format!("Adagrad with lr decay {lr_decay:?}, sums from {initial_sum:?}, eps {eps:?}")
+    }
+
     fn state_names(&self) -> &'static [&'static str] {
         &["sum"]
     }

@@ -30,6 +30,10 @@ impl Adam {
 }
 
 impl Optimizer for Adam {
+    fn description(&self) -> String {
+        format!("Adam with {}", self.options)
+    }
+
     fn state_names(&self) -> &'static [&'static str] {
         STATE_NAMES
     }

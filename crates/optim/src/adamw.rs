@@ -29,6 +29,10 @@ impl AdamW {
 }
 
 impl Optimizer for AdamW {
+    fn description(&self) -> String {
+        format!("AdamW with {}", self.options)
+    }
+
     fn state_names(&self) -> &'static [&'static str] {
         STATE_NAMES
     }

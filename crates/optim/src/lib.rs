@@ -56,6 +56,10 @@ pub use sgd::{Momentum, Sgd};
 
 /// An update rule; element by element, with f32 states of the weights' length.
 pub trait Optimizer: Debug + Send + Sync {
+    /// The rule and its settings in words, such as `SGD with momentum 0.9`: others with other
+    /// settings.
+    fn description(&self) -> String;
+
     /// The states' names in a checkpoint, those of `torch.optim`; one state each.
     fn state_names(&self) -> &'static [&'static str];
 

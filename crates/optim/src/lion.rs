@@ -50,6 +50,11 @@ impl Lion {
 }
 
 impl Optimizer for Lion {
+    fn description(&self) -> String {
+        let LionOptions { beta1, beta2 } = self.options;
+        format!("Lion with betas {beta1:?} and {beta2:?}")
+    }
+
     fn state_names(&self) -> &'static [&'static str] {
         &["exp_avg"]
     }

@@ -1,6 +1,7 @@
 //! How the learning rate changes over the steps.
 
 use std::f64::consts::PI;
+use std::fmt;
 
 use crate::OptimError;
 use crate::error::check;
@@ -72,6 +73,21 @@ impl LrSchedule {
             Decay::Cosine => 0.5 * (1.0 + (PI * progress).cos()),
         };
         self.min_factor + (1.0 - self.min_factor) * left
+    }
+}
+
+impl fmt::Display for LrSchedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { decay, warmup_steps, total_steps, min_factor } = self;
+        let falls = match decay {
+            Decay::Constant => return write!(f, "constant after {warmup_steps} steps of warm-up"),
+            Decay::Linear => "linear",
+            Decay::Cosine => "cosine",
+        };
+        write!(
+            f,
+            "{falls} to {min_factor:?} at step {total_steps}, after {warmup_steps} of warm-up"
+        )
     }
 }
 

@@ -1,5 +1,7 @@
 //! The two moments of Adam, and the step that they give.
 
+use std::fmt;
+
 use crate::error::{OptimError, check, check_eps};
 use crate::tiny::{TINY, TINY_ROOT, zero_below};
 
@@ -31,6 +33,13 @@ impl MomentOptions {
         }
         check_eps(self.eps)?;
         Ok(self)
+    }
+}
+
+impl fmt::Display for MomentOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { beta1, beta2, eps } = self;
+        write!(f, "betas {beta1:?} and {beta2:?}, eps {eps:?}")
     }
 }
 

@@ -57,6 +57,15 @@ impl Sgd {
 }
 
 impl Optimizer for Sgd {
+    fn description(&self) -> String {
+        match self.momentum {
+            Momentum::None if self.keeps_buffer => "SGD without momentum, but its buffer".into(),
+            Momentum::None => "SGD without momentum".into(),
+            Momentum::Classical(momentum) => format!("SGD with momentum {momentum:?}"),
+            Momentum::Nesterov(momentum) => format!("SGD with Nesterov's momentum {momentum:?}"),
+        }
+    }
+
     fn state_names(&self) -> &'static [&'static str] {
         if self.keeps_buffer { &["momentum_buffer"] } else { &[] }
     }

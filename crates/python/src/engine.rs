@@ -203,8 +203,7 @@ impl Engine {
                 told.set_item("norm_after", norm_after)?;
                 "applied"
             }
-            StepOutcome::Skipped { reason, parameter, rank } => {
-                told.set_item("reason", format!("{reason:?}"))?;
+            StepOutcome::Skipped { parameter, rank, .. } => {
                 told.set_item("parameter", parameter)?;
                 told.set_item("rank", rank.0)?;
                 "skipped"

@@ -7,6 +7,7 @@ use pyo3::PyErr;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 
 use crate::process::interrupt;
+use crate::words;
 
 pyo3::create_exception!(oxizero, EngineError, PyRuntimeError, "The engine refused or failed.");
 pyo3::create_exception!(
@@ -24,7 +25,7 @@ pyo3::create_exception!(
 
 /// The exception of an error of the engine.
 pub(crate) fn raised(error: Error) -> PyErr {
-    told(&error, error.to_string())
+    told(&error, words::of(&error))
 }
 
 /// The same, with these words.
@@ -69,5 +70,5 @@ pub(crate) fn config(error: EngineConfigError) -> PyErr {
 
 /// The exception of an error between ranks: of a signal's handler, if that ended the wait.
 pub(crate) fn comm(error: EngineCommError) -> PyErr {
-    interrupt().unwrap_or_else(|| CommError::new_err(error.to_string()))
+    interrupt().unwrap_or_else(|| CommError::new_err(words::of_ranks(&error)))
 }

@@ -26,6 +26,7 @@ mod setup;
 #[expect(unsafe_code, reason = "memory that torch and the engine share, behind a safe face")]
 mod tensor;
 mod torch;
+mod words;
 mod world;
 
 use pyo3::pymodule;

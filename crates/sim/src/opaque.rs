@@ -120,6 +120,10 @@ impl Device for Opaque {
 pub struct OnOpaque(pub Box<dyn Optimizer>);
 
 impl Optimizer for OnOpaque {
+    fn description(&self) -> String {
+        self.0.description()
+    }
+
     fn state_names(&self) -> &'static [&'static str] {
         self.0.state_names()
     }

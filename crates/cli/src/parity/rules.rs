@@ -27,6 +27,10 @@ pub(super) struct FaultyRule {
 }
 
 impl Optimizer for FaultyRule {
+    fn description(&self) -> String {
+        format!("{} with a fault", self.inner.description())
+    }
+
     fn state_names(&self) -> &'static [&'static str] {
         self.inner.state_names()
     }

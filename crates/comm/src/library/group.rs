@@ -282,7 +282,8 @@ impl<L: Library> Communicator for Group<L> {
     }
 
     fn alloc(&self, bytes: Bytes) -> Result<Region, CommError> {
-        let why = |error| CommError::System { operation: "alloc", why: format!("{error:?}") };
+        let why =
+            |error: LibraryError| CommError::System { operation: "alloc", why: error.to_string() };
         self.library.alloc(bytes).map_err(why)
     }
 

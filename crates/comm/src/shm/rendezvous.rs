@@ -144,7 +144,10 @@ impl<'a> Host<'a> {
                 "rank {rank} was started for a world of {world_size}, and rank 0 for {expected}"
             )),
             _ if replicas != word(own_replicas) => {
-                let own = format!("`Replicas::{own_replicas:?}`");
+                let own = match own_replicas {
+                    Replicas::Shared => "one copy of replicated weights a machine",
+                    Replicas::Private => "a copy of replicated weights a rank",
+                };
                 Some(format!("rank 0 was started with {own}, and rank {rank} was not"))
             }
             Some(None) if rank > 0 => None,

@@ -206,8 +206,8 @@ impl DeepSpeedConfig {
         let precision = Precision { reduce, accumulate: self.accumulate, ..default };
         if precision.validate().is_err() {
             return Err(ConfigError::Conflict {
-                first: format!("data_types.grad_accum_dtype = {}", written(self.accumulate)),
-                second: format!("communication_data_type = {}", written(reduce)),
+                first: format!("data_types.grad_accum_dtype = {}", dtype_name(self.accumulate)),
+                second: format!("communication_data_type = {}", dtype_name(reduce)),
                 advice: "the accumulator is fp32, or the dtype that travels".into(),
             });
         }
@@ -216,7 +216,7 @@ impl DeepSpeedConfig {
 }
 
 /// DeepSpeed's name of a dtype.
-fn written(dtype: DType) -> &'static str {
+pub fn dtype_name(dtype: DType) -> &'static str {
     DTYPES.iter().find(|(_, known)| *known == dtype).map_or("", |(name, _)| name)
 }
 
@@ -227,7 +227,7 @@ fn data_types(top: &mut Section, model: Option<DType>) -> Result<DType, ConfigEr
     let params = section.one_of("param_dtype", DTYPES)?;
     if let Some(params) = params.filter(|params| *params != model.unwrap_or(DType::F32)) {
         return Err(ConfigError::Conflict {
-            first: format!("data_types.param_dtype = {}", written(params)),
+            first: format!("data_types.param_dtype = {}", dtype_name(params)),
             second: "bf16.enabled, fp16.enabled".into(),
             advice: "these say what parameters are cast to; leave param_dtype out".into(),
         });

@@ -166,13 +166,13 @@ impl Engine {
         let groups = self.hyper.groups().map(|(options, rule)| Group {
             lr: options.lr,
             weight_decay: options.weight_decay,
-            rule: rule.map(|rule| format!("{rule:?}")),
+            rule: rule.map(|rule| rule.description()),
         });
         let training = Training {
             applied_steps: self.applied_steps,
             loss_scaler: self.scaler.state(),
-            rule: format!("{:?}", self.hyper.setup.rule),
-            schedule: format!("{:?}", self.hyper.setup.schedule),
+            rule: self.hyper.setup.rule.description(),
+            schedule: self.hyper.setup.schedule.to_string(),
             groups: groups.collect(),
         };
         Ok(Manifest {

@@ -17,6 +17,10 @@ pub(crate) struct TorchRule {
 }
 
 impl Optimizer for TorchRule {
+    fn description(&self) -> String {
+        self.native.description()
+    }
+
     fn state_names(&self) -> &'static [&'static str] {
         self.native.state_names()
     }
