@@ -13,6 +13,7 @@ use oxizero_core::{DType, ParamId, ParamSpec};
 use oxizero_device::{Buffer, View, ViewMut, kernels};
 
 use crate::bucket::{Bucket, Field, overlap};
+use crate::groups::Message;
 use crate::params::Of;
 use crate::window::{MicroBatch, WindowState};
 use crate::{Engine, EngineError, GradNorms};
@@ -143,7 +144,7 @@ impl Engine {
             norm.add(piece.measured, &mut parts[piece.param.0]);
         }
         let bytes: Vec<u8> = parts.iter().flat_map(|part| part.to_le_bytes()).collect();
-        let told = self.groups.exchange("grad_norms", &bytes);
+        let told = self.groups.exchange(Message::NormParts, "grad_norms", &bytes);
         let told = told.map_err(|error| self.fail(error))?;
         let part = |rank: &Vec<u8>, param: usize| {
             let bytes = &rank[8 * param..8 * (param + 1)];

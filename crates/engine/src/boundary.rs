@@ -6,6 +6,7 @@ use oxizero_device::kernels::Measured;
 
 use crate::bucket::Bucket;
 use crate::engine::{ParamState, Seen};
+use crate::groups::Message;
 use crate::observer::Span;
 use crate::step::{Reduced, Report, SkipReason, StepOutcome, Unscaled, Verdict};
 use crate::window::{Collected, MicroBatch, Window, WindowState};
@@ -126,7 +127,10 @@ impl Engine {
     fn agree_turns(&mut self) -> Result<(), EngineError> {
         let Some(turns) = self.schedule.turns_seen() else { return Ok(()) };
         let bytes: Vec<u8> = turns.iter().flat_map(|id| (id.0 as u64).to_le_bytes()).collect();
-        let told = self.groups.exchange(TURNS, &bytes).map_err(|error| self.fail(error))?;
+        let told = self
+            .groups
+            .exchange(Message::Turns, TURNS, &bytes)
+            .map_err(|error| self.fail(error))?;
         let (words, _) = told[0].as_chunks();
         let turns = words.iter().map(|word| BucketId(u64::from_le_bytes(*word) as usize));
         self.schedule.take_turns(turns.collect());

@@ -1,5 +1,6 @@
 //! Clipping by whoever trains, beside what the options clip in each step.
 
+use crate::groups::Message;
 use crate::{ConfigError, Engine, EngineError, Norm};
 
 impl Engine {
@@ -24,7 +25,7 @@ impl Engine {
         for piece in self.measure(norm, divisor).into_iter().filter(|piece| piece.counts) {
             norm.add(piece.measured, &mut part);
         }
-        let told = self.groups.exchange("clip_grads", &part.to_le_bytes());
+        let told = self.groups.exchange(Message::NormParts, "clip_grads", &part.to_le_bytes());
         let told = told.map_err(|error| self.fail(error))?;
         let part = |bytes: &Vec<u8>| {
             f64::from_le_bytes(bytes.as_slice().try_into().expect("eight bytes were exchanged"))

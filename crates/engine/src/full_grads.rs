@@ -12,7 +12,7 @@ use oxizero_device::{Buffer, View, kernels};
 
 use crate::access::divide;
 use crate::bucket::{Bucket, Field};
-use crate::groups::differing;
+use crate::groups::{Message, differing};
 use crate::model_grads::{Memory, ModelGrads, Scope, Stretch};
 use crate::window::WindowState;
 use crate::{Engine, EngineError};
@@ -104,7 +104,7 @@ impl Engine {
     fn agree_given(&mut self, given: &[ParamId]) -> Result<(), EngineError> {
         let mut own = vec![0; self.specs.len()];
         given.iter().for_each(|param| own[param.0] = 1);
-        let told = self.groups.exchange("set_full_grads", &own);
+        let told = self.groups.exchange(Message::Given, "set_full_grads", &own);
         let told = told.map_err(|error| self.fail(error))?;
         for (index, spec) in self.specs.iter().enumerate() {
             let gives = |rank: Rank| told[rank.0][index] == 1;

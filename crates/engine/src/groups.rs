@@ -7,6 +7,44 @@ use oxizero_core::{Axes, Mesh, Overlap, ParamSpec, Rank, Sharing};
 
 use crate::observer::{Observed, Span};
 
+/// What ranks tell each other in an exchange. It travels with the bytes, so that ranks which are
+/// about to tell different things learn of it before one reads the other's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Message {
+    /// Which call this is.
+    Call,
+    /// What this rank collected in a window.
+    Window,
+    /// In which order gradients came.
+    Turns,
+    /// What this rank says about its reduced gradients.
+    Report,
+    /// Its part of norms.
+    NormParts,
+    /// Which gradients it sets.
+    Given,
+    /// Its counts of updates.
+    Updates,
+    /// A name, or a number that serves as one.
+    Name,
+    /// Whether its part of a save has ended.
+    SaveEnded,
+}
+
+/// What the messages are, in their order.
+const MESSAGES: [&str; 9] = [
+    "a call",
+    "what a window holds",
+    "the order of gradients",
+    "what reduced gradients are",
+    "parts of norms",
+    "which gradients are set",
+    "counts of updates",
+    "a checkpoint's name",
+    "whether a save has ended",
+];
+
 /// This rank's communicators, one for each set of axes that parameters need.
 pub(crate) struct Groups {
     mesh: Mesh,
@@ -81,11 +119,37 @@ impl Groups {
         if self.world.queue().is_some() { Overlap::On } else { Overlap::Off }
     }
 
-    /// Every rank's `bytes`, equally many on each, in rank order, for what `label` says.
-    pub(crate) fn exchange(&self, label: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
-        let (label, bytes) = (label.to_owned(), bytes.to_vec());
+    /// Every rank's `bytes`, equally many on each, in rank order, for the call that `label` says.
+    pub(crate) fn exchange(
+        &self,
+        message: Message,
+        label: &str,
+        bytes: &[u8],
+    ) -> Result<Vec<Vec<u8>>, CommError> {
+        let own_label = label.to_owned();
+        let mut bytes = bytes.to_vec();
+        bytes.push(message as u8);
         let seen = self.observed.of(Span::Exchange);
-        issue(self.world(), move |comm| seen.during(|| comm.exchange(&label, &bytes))).wait()
+        let exchanged = move |comm: &dyn Communicator| comm.exchange(&own_label, &bytes);
+        let told = issue(self.world(), move |comm| seen.during(|| exchanged(comm))).wait()?;
+        let untagged = |(mut bytes, other): (Vec<u8>, Rank)| match bytes.pop() {
+            Some(tag) if tag == message as u8 => Ok(bytes),
+            tag => Err(self.mismatch((message, label), other, tag)),
+        };
+        told.into_iter().zip((0..).map(Rank)).map(untagged).collect()
+    }
+
+    /// The error of ranks that are about to tell different things.
+    fn mismatch(&self, own: (Message, &str), other: Rank, tag: Option<u8>) -> CommError {
+        let (message, label) = own;
+        let got = tag.and_then(|tag| MESSAGES.get(usize::from(tag)));
+        CommError::Mismatch {
+            sequence: self.world.traffic().exchanges as u64,
+            rank: self.world.rank(),
+            expected: format!("agreement on {} for {label}", MESSAGES[message as usize]),
+            other,
+            got: format!("agreement on {}", got.unwrap_or(&"something else")),
+        }
     }
 
     /// The ranks that differ from this one only along `axes`, which parameters asked for.
@@ -160,4 +224,38 @@ fn alike(mesh: &Mesh, specs: &[ParamSpec]) -> Axes {
 fn find<T>(all: &[(Axes, T)], axes: Axes) -> &T {
     let found = all.iter().find(|(others, _)| *others == axes);
     &found.expect("new() was given every parameter's axes").1
+}
+
+#[cfg(test)]
+mod tests {
+    use oxizero_comm::threads;
+    use oxizero_core::WorldSize;
+
+    use super::*;
+
+    #[test]
+    fn messages_of_one_length_are_told_apart_before_they_are_read() {
+        let told = |comm: Box<dyn Communicator>| {
+            let (rank, mesh) = (comm.rank(), Mesh::data(comm.world_size()));
+            let groups = Groups::new(comm, Observed::by(None), mesh, &[]).unwrap();
+            let alike = groups.exchange(Message::Report, "step", &[rank.0 as u8]).unwrap();
+            assert_eq!(alike, [[0], [1]]);
+            let (message, label) = match rank {
+                Rank(0) => (Message::Report, "step"),
+                _ => (Message::Call, "full_param"),
+            };
+            groups.exchange(message, label, &[7]).unwrap_err().to_string()
+        };
+        let comms = threads::group(WorldSize::new(2).unwrap());
+        let ranks: Vec<_> =
+            comms.into_iter().map(|comm| std::thread::spawn(move || told(comm))).collect();
+        let told: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+        assert!(
+            told[0].contains("rank 0 asks for agreement on what reduced gradients are for step")
+        );
+        assert!(
+            told[0].ends_with("same order") && told[0].contains("rank 1 for agreement on a call")
+        );
+        assert!(told[1].contains("agreement on a call for full_param"), "{}", told[1]);
+    }
 }

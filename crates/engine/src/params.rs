@@ -11,15 +11,15 @@ use oxizero_device::{Buffer, View, kernels};
 use crate::access::Local;
 use crate::bucket::{Field, overlap};
 use crate::engine::ParamState;
+use crate::groups::Message;
 use crate::observer::Span;
 use crate::setup::fingerprint;
 use crate::written::others;
 use crate::{Engine, EngineError};
 
-/// What ranks tell each other of a call: its fingerprint, whether they refuse it, what tells its
-/// values from others, and the beginning of its name. No other exchange that a call begins with is
-/// as long, so that another call is seen before its bytes are read.
-const CALL_BYTES: usize = 47;
+/// Bytes that ranks tell each other of a call: its fingerprint, whether they refuse it, what tells
+/// its values from others, and the beginning of its name.
+const CALL_BYTES: usize = 48;
 /// Where in it is what tells the values of a call from others; zeros if nothing does.
 const VALUES: Range<usize> = 9..17;
 
@@ -240,7 +240,7 @@ impl Engine {
         words[VALUES].copy_from_slice(&values.unwrap_or_default().to_le_bytes());
         let text = &call[..call.floor_char_boundary(CALL_BYTES - VALUES.end)];
         words[VALUES.end..][..text.len()].copy_from_slice(text.as_bytes());
-        let told = self.groups.exchange(&call, &words);
+        let told = self.groups.exchange(Message::Call, &call, &words);
         let told = told.map_err(|error| self.fail(error))?;
         let given = given?; // this rank's own reason is the best one
         let ranks = || told.iter().zip((0..).map(Rank));

@@ -6,7 +6,7 @@
 
 use oxizero_core::{ParamId, Rank};
 
-use crate::groups::Groups;
+use crate::groups::{Groups, Message};
 use crate::{EngineError, Norm, written};
 
 /// The reduced gradients of a window, still to be divided.
@@ -154,7 +154,7 @@ pub(crate) struct Verdict {
 impl Report {
     /// Exchanges reports with all ranks; every rank draws the same conclusion.
     pub(crate) fn agree(self, norm: Norm, groups: &Groups) -> Result<Verdict, EngineError> {
-        let told = groups.exchange("step", &self.to_bytes())?;
+        let told = groups.exchange(Message::Report, "step", &self.to_bytes())?;
         let reports: Vec<Self> = told.iter().map(|bytes| Self::from_bytes(bytes)).collect();
         let ranked = || reports.iter().zip(groups.world().world_size().ranks());
         if let Some((_, rank)) = ranked().find(|(report, _)| report.refuses) {

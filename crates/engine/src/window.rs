@@ -3,7 +3,7 @@
 use oxizero_core::{ConfigError, LossScale, ParamId, ParamSpec, Rank, Sharing};
 
 use crate::EngineError;
-use crate::groups::{Groups, differing};
+use crate::groups::{Groups, Message, differing};
 use crate::options::Reduction;
 use crate::step::Reduced;
 
@@ -85,7 +85,7 @@ impl Collected {
         groups: &Groups,
         params: &[(&ParamSpec, Sharing)],
     ) -> Result<Agreed, EngineError> {
-        let told = groups.exchange(call, &self.to_bytes())?;
+        let told = groups.exchange(Message::Window, call, &self.to_bytes())?;
         let all: Vec<Self> =
             told.iter().map(|bytes| Self::from_bytes(bytes, self.used.len())).collect();
         let ranks = || all.iter().zip((0..).map(Rank));

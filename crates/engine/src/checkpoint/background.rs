@@ -13,6 +13,7 @@ use oxizero_device::{Buffer, Storage, kernels};
 
 use super::save::{Begun, SaveOptions, commit};
 use super::stored::Stored;
+use crate::groups::Message;
 use crate::{Engine, EngineError};
 
 /// A checkpoint that threads write.
@@ -93,7 +94,8 @@ impl Engine {
     pub(crate) fn look_after_save(&mut self) -> Result<(), EngineError> {
         let Some(save) = self.in_flight.take() else { return Ok(()) };
         let ended = [u8::from(save.phase.has_ended())];
-        let told = self.beside_the_step(|engine| engine.groups.exchange("step", &ended));
+        let told = self
+            .beside_the_step(|engine| engine.groups.exchange(Message::SaveEnded, "step", &ended));
         let told = told.map_err(|error| self.fail(error))?;
         if told.iter().any(|ended| ended[0] == 0) {
             self.in_flight = Some(save);

@@ -8,6 +8,7 @@ use oxizero_checkpoint::{
 use oxizero_core::{BucketId, DType, LossScale, OptimGroup, ParamId, Part, Rank};
 use oxizero_device::{View, kernels};
 
+use crate::groups::Message;
 use crate::observer::Span;
 use crate::options::GroupOptions;
 use crate::setup::check_group;
@@ -126,7 +127,7 @@ impl Engine {
         let len = found.len().min(NAME_BYTES - 1);
         bytes[0] = len as u8;
         bytes[1..=len].copy_from_slice(&found.as_bytes()[..len]);
-        let told = self.groups.exchange("load", &bytes);
+        let told = self.groups.exchange(Message::Name, "load", &bytes);
         let told = told.map_err(|error| self.fail(error))?;
         let first = &told[0];
         Ok(String::from_utf8_lossy(&first[1..=usize::from(first[0])]).into_owned())

@@ -12,6 +12,7 @@ use oxizero_core::Rank;
 
 use super::stored::Stored;
 use crate::bucket::Bucket;
+use crate::groups::Message;
 use crate::window::WindowState;
 use crate::{Engine, EngineError};
 
@@ -153,7 +154,7 @@ impl Engine {
     fn stage(&mut self, run: &RunFolder, name: &str) -> Result<Staging, EngineError> {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let own = (since.as_nanos() as u64).rotate_left(20) ^ u64::from(std::process::id());
-        let told = self.groups.exchange("save", &own.to_le_bytes());
+        let told = self.groups.exchange(Message::Name, "save", &own.to_le_bytes());
         let told = told.map_err(|error| self.fail(error))?;
         let nonce = told[0].as_slice().try_into().map(u64::from_le_bytes);
         let nonce = nonce.expect("every rank exchanges eight bytes");

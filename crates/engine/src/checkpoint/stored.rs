@@ -7,6 +7,7 @@ use oxizero_core::{DType, ParamId, ParamSpec, Part, Rank};
 use oxizero_device::{View, ViewMut, kernels};
 
 use crate::bucket::Kept;
+use crate::groups::Message;
 use crate::{Engine, EngineError};
 
 /// A tensor of a checkpoint, and what it is in this engine.
@@ -104,7 +105,7 @@ impl Engine {
         let own = || self.params.iter().map(|state| state.updates);
         let told = if self.specs.iter().any(distinct) {
             let bytes: Vec<u8> = own().flat_map(u64::to_le_bytes).collect();
-            let told = self.groups.exchange("save", &bytes);
+            let told = self.groups.exchange(Message::Updates, "save", &bytes);
             let told = told.map_err(|error| self.fail(error))?;
             told.iter().map(|bytes| numbers(bytes)).collect()
         } else {
