@@ -11,6 +11,7 @@ mod failure;
 mod group;
 mod handle;
 pub mod library;
+mod numbers;
 mod one_by_one;
 mod operation;
 mod overlapped;

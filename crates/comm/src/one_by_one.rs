@@ -4,7 +4,7 @@ use oxizero_core::{Numel, Rank};
 use oxizero_device::{Buffer, kernels};
 
 use crate::group::check_gather_many;
-use crate::{CommError, Communicator, OwnShard};
+use crate::{CommError, Communicator, OwnShard, numbers};
 
 /// Gathers one shard after the other, each rank's padded to the longest of its place.
 pub(crate) fn gather<C: Communicator + ?Sized>(
@@ -15,12 +15,8 @@ pub(crate) fn gather<C: Communicator + ?Sized>(
     check_gather_many(&shards, &full)?;
     // The lengths of the shards, and of what is asked for.
     let lens = shards.iter().map(|shard| shard.own.len()).chain([full.numel().0]);
-    let own: Vec<u8> = lens.flat_map(|len| (len as u64).to_le_bytes()).collect();
-    let told = comm.exchange("gathers one by one", &own)?;
-    let len = |rank: Rank, place: usize| {
-        let bytes = &told[rank.0][8 * place..8 * (place + 1)];
-        u64::from_le_bytes(bytes.try_into().expect("a slice of eight bytes")) as usize
-    };
+    let told = numbers::exchange(comm, "gathers one by one", lens)?;
+    let len = |rank: Rank, place: usize| told[rank.0][place];
     let ranks = || comm.world_size().ranks();
     let offers = |rank| Numel((0..shards.len()).map(|place| len(rank, place)).sum());
     let offered: Vec<_> = ranks().map(|rank| (rank, offers(rank))).collect();

@@ -7,7 +7,7 @@ use oxizero_core::{DType, Numel, Rank};
 use oxizero_device::{Buffer, View};
 
 use crate::group::misuse;
-use crate::{CommError, Communicator, OwnShard};
+use crate::{CommError, Communicator, OwnShard, numbers};
 
 /// Every rank's shards, for reading. This rank's own are lent meanwhile: it owns their buffers, and
 /// gives them back in [`Communicator::end_peer_views`], when no rank reads them any more. Dropping
@@ -107,20 +107,14 @@ pub(crate) fn copied<C: Communicator + ?Sized>(
     dtype: DType,
 ) -> Result<PeerViews, CommError> {
     check(&shards, dtype)?;
-    let lens: Vec<u8> =
-        shards.iter().flat_map(|shard| (shard.own.len() as u64).to_le_bytes()).collect();
-    let told = comm.exchange("views", &lens)?;
-    let len = |rank: &Vec<u8>, index: usize| {
-        let bytes = &rank[8 * index..8 * (index + 1)];
-        u64::from_le_bytes(bytes.try_into().expect("a slice of eight bytes")) as usize
-    };
+    let told = numbers::exchange(comm, "views", shards.iter().map(|shard| shard.own.len()))?;
     let mut end = 0;
     let mut place = |len| {
         let start = end;
         end += len;
         start..end
     };
-    let of_shard = |index| told.iter().map(|rank| place(len(rank, index))).collect();
+    let of_shard = |index| told.iter().map(|lens| place(lens[index])).collect();
     let places: Vec<Vec<_>> = (0..shards.len()).map(of_shard).collect();
     let full = Buffer::new(comm.alloc(Numel(end).bytes(dtype))?, dtype);
     let (own, full) = comm.all_gather_many(shards, full)?.wait()?;

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::cell::Cell;
+use std::convert::Infallible;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
@@ -19,10 +20,14 @@ pub struct Queue {
 }
 
 /// Runs jobs one after the other. Dropping it waits for those that were issued, on which other
-/// ranks count, and ends the thread.
+/// ranks count, unless the rank is interrupted, and ends the thread.
 struct Thread {
     jobs: Option<Sender<Job>>,
     running: Option<JoinHandle<()>>,
+    /// Hangs up when the thread ends.
+    ended: Mutex<Receiver<Infallible>>,
+    /// The group that it was started for, which ends what the thread waits in.
+    first: Arc<dyn Communicator>,
     beside: Beside,
     unwound: Unwound,
 }
@@ -76,17 +81,20 @@ impl Queue {
     /// Starts the thread.
     pub(crate) fn start(inner: Arc<dyn Communicator>, beside: Beside) -> Result<Self, CommError> {
         let (jobs, issued) = channel::<Job>();
+        let (alive, ended) = channel();
         let running = thread::Builder::new()
             .name("oxizero-comm".to_owned())
             .spawn(move || {
                 IS_ONE.set(true);
                 issued.into_iter().for_each(|job| job());
+                drop(alive);
             })
             .map_err(|error| CommError::System { operation: THREAD, why: error.to_string() })?;
         let (jobs, running) = (Some(jobs), Some(running));
-        let streams = beside.streams.clone();
-        let unwound = Unwound::default();
-        let queue = Self { inner, thread: Arc::new(Thread { jobs, running, beside, unwound }) };
+        let (first, ended) = (Arc::clone(&inner), Mutex::new(ended));
+        let (streams, unwound) = (beside.streams.clone(), Unwound::default());
+        let thread = Thread { jobs, running, ended, first, beside, unwound };
+        let queue = Self { inner, thread: Arc::new(thread) };
         if let Some(streams) = streams {
             let begin = move |_: &dyn Communicator| {
                 streams.begin();
@@ -160,6 +168,12 @@ fn pass(mark: Option<Box<dyn Mark>>) {
 impl Drop for Thread {
     fn drop(&mut self) {
         self.jobs.take();
+        let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
+        while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(LOOK_EVERY) {
+            if (self.beside.interrupted)() {
+                self.first.abort(INTERRUPTED);
+            }
+        }
         if let Some(running) = self.running.take() {
             // Jobs catch their panics.
             let _unheeded = running.join();

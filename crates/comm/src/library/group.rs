@@ -11,16 +11,18 @@ use super::packed::Streams;
 use super::{Library, LibraryError};
 use crate::error::KnownTo;
 use crate::group::{
-    check_gather_into, check_gather_many, check_reduce_scatter, check_shards, misuse,
+    check_gather_into, check_gather_many, check_reduce_scatter, check_root, check_shards,
 };
 use crate::operation::{Kind, Label, Operation, WORDS};
 use crate::{
     Allocated, CommError, Communicator, Handle, OwnShard, ReduceScatter, ReduceTarget, Traffic,
+    numbers,
 };
 
 /// One rank's communicator.
 pub(super) struct Group<L> {
-    library: L,
+    /// This rank's end of it in the library.
+    end: L,
     /// The operations so far. Held during one, so that one rank's threads cannot mix theirs.
     calls: Mutex<u64>,
     /// What the first failure was. Not held during an operation, which an abort is to end.
@@ -34,9 +36,9 @@ const MESSAGE: usize = 168;
 const HEADER: usize = WORDS * size_of::<u64>();
 
 impl<L: Library> Group<L> {
-    pub(super) fn new(library: L) -> Self {
+    pub(super) fn new(end: L) -> Self {
         let (calls, failure, traffic) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Self { library, calls, failure, traffic }
+        Self { end, calls, failure, traffic }
     }
 
     fn is_alone(&self) -> bool {
@@ -61,7 +63,7 @@ impl<L: Library> Group<L> {
             // Where another thread has given up, that is why the operation failed.
             let first = lock(&self.failure).get_or_insert(error.clone()).clone();
             if matches!(first.known_to(), KnownTo::Rank | KnownTo::Group) {
-                self.library.abort(&first.to_string());
+                self.end.abort(&first.to_string());
             }
             first
         })
@@ -74,13 +76,13 @@ impl<L: Library> Group<L> {
             target.copy_from_slice(&word.to_le_bytes());
         }
         message[HEADER..HEADER + bytes.len()].copy_from_slice(bytes);
-        let told = self.library.exchange(&message);
+        let told = self.end.exchange(&message);
         let told = told.map_err(|error| self.error(error, operation))?;
         let of = |message: &Vec<u8>| {
             let mut words = words(message);
             Operation::from_words(std::array::from_fn(|_| words.next().expect("a whole message")))
         };
-        let ranks = self.library.members().ranks();
+        let ranks = self.end.members().ranks();
         operation.agree(self.me(), ranks.iter().copied().zip(told.iter().map(of)))?;
         Ok(told.into_iter().map(|message| message[HEADER..HEADER + bytes.len()].to_vec()).collect())
     }
@@ -93,7 +95,7 @@ impl<L: Library> Group<L> {
         let (first, rest) = bytes.split_at(bytes.len().min(MESSAGE - HEADER));
         let mut told = self.agree(operation, first)?;
         if !rest.is_empty() {
-            let rests = self.library.exchange(rest);
+            let rests = self.end.exchange(rest);
             let rests = rests.map_err(|error| self.error(error, operation))?;
             told.iter_mut().zip(rests).for_each(|(bytes, rest)| bytes.extend(rest));
         }
@@ -102,7 +104,7 @@ impl<L: Library> Group<L> {
 
     /// This rank's number in the world.
     fn me(&self) -> Rank {
-        self.library.members().ranks()[self.library.rank().0]
+        self.end.members().ranks()[self.end.rank().0]
     }
 
     fn error(&self, error: LibraryError, operation: &Operation) -> CommError {
@@ -110,14 +112,13 @@ impl<L: Library> Group<L> {
         match error {
             LibraryError::Dead(rank) => CommError::PeerDead { rank, during },
             LibraryError::Late(rank) => {
-                let (waiter, deadline) = (self.me(), self.library.deadline());
+                let (waiter, deadline) = (self.me(), self.end.deadline());
                 CommError::Timeout { rank, waiter, during, deadline, waits: None }
             }
             LibraryError::Aborted(rank, why) => CommError::Aborted { rank, why },
-            LibraryError::Failed(why) => CommError::System {
-                operation: self.library.name(),
-                why: format!("{during}: {why}"),
-            },
+            LibraryError::Failed(why) => {
+                CommError::System { operation: self.end.name(), why: format!("{during}: {why}") }
+            }
         }
     }
 
@@ -176,7 +177,7 @@ impl<L: Library> Group<L> {
     fn sum_pieces(&self, operation: &Operation, op: &mut ReduceScatter) -> Result<(), CommError> {
         let (ranks, dtype) = (self.world_size().get(), op.partial.dtype());
         let shard = self.shard(op.partial.numel());
-        let scratch = self.library.scratch();
+        let scratch = self.end.scratch();
         let most = match op.partial.len() <= scratch {
             true => shard.len(),
             // What is sent is put side by side, and what is received takes as much again.
@@ -187,7 +188,7 @@ impl<L: Library> Group<L> {
         for start in (0..shard.len()).step_by(len) {
             let piece = start..shard.len().min(start + len);
             let target = received.range_mut(0..piece.len() * ranks);
-            let moved = self.library.all_to_all(op.partial.view(), piece.clone(), target);
+            let moved = self.end.all_to_all(op.partial.view(), piece.clone(), target);
             moved.map_err(|error| self.error(error, operation))?;
             let of = |rank: Rank| received.range(rank.0 * piece.len()..(rank.0 + 1) * piece.len());
             let inputs: Vec<_> = self.world_size().ranks().map(of).collect();
@@ -208,12 +209,12 @@ impl<L: Library> Group<L> {
         shards: &[OwnShard],
         full: &mut Buffer,
     ) -> Result<(), CommError> {
-        let own = shards.iter().flat_map(|shard| (shard.own.len() as u64).to_le_bytes());
-        let told = self.tell(operation, &own.collect::<Vec<_>>())?;
-        let lengths = told.iter().map(|bytes| words(bytes).map(|len| len as usize).collect());
-        let streams = Streams::new(&lengths.collect::<Vec<_>>());
+        let own = numbers::to_bytes(shards.iter().map(|shard| shard.own.len()));
+        let told = self.tell(operation, &own)?;
+        let lengths: Vec<_> = told.iter().map(|bytes| numbers::from_bytes(bytes)).collect();
+        let streams = Streams::new(&lengths);
         if streams.full() != full.numel() {
-            let (world, ranks) = (self.library.members().ranks(), self.world_size().ranks());
+            let (world, ranks) = (self.end.members().ranks(), self.world_size().ranks());
             let offered = world.iter().copied().zip(ranks.map(|rank| streams.numel(rank)));
             return Err(CommError::Unfilled {
                 sequence: operation.sequence,
@@ -229,7 +230,7 @@ impl<L: Library> Group<L> {
                 Ok(())
             }
             [shard] if streams.are_even() => {
-                let gathered = self.library.all_gather(Some(shard.view()), full.view_mut());
+                let gathered = self.end.all_gather(Some(shard.view()), full.view_mut());
                 gathered.map_err(|error| self.error(error, operation))
             }
             _ => self.gather_pieces(operation, (shards, &streams), full),
@@ -244,7 +245,7 @@ impl<L: Library> Group<L> {
         full: &mut Buffer,
     ) -> Result<(), CommError> {
         let (ranks, dtype) = (self.world_size().get(), full.dtype());
-        let most = self.library.scratch().numel(dtype).0 / (ranks + 1);
+        let most = self.end.scratch().numel(dtype).0 / (ranks + 1);
         let (longest, len) = (streams.longest(), streams.longest().min(most).max(1));
         let mut sent = self.buffer(Numel(len), dtype)?;
         let mut received = self.buffer(Numel(len * ranks), dtype)?;
@@ -255,7 +256,7 @@ impl<L: Library> Group<L> {
                 cast(own, sent.range_mut(stretch.in_piece));
             }
             let own = Some(sent.range(0..piece.len()));
-            let gathered = self.library.all_gather(own, received.range_mut(0..piece.len() * ranks));
+            let gathered = self.end.all_gather(own, received.range_mut(0..piece.len() * ranks));
             gathered.map_err(|error| self.error(error, operation))?;
             for rank in self.world_size().ranks() {
                 let of_rank = received.range(rank.0 * piece.len()..(rank.0 + 1) * piece.len());
@@ -274,17 +275,17 @@ impl<L: Library> Group<L> {
 
 impl<L: Library> Communicator for Group<L> {
     fn rank(&self) -> Rank {
-        self.library.rank()
+        self.end.rank()
     }
 
     fn world_size(&self) -> WorldSize {
-        self.library.members().size()
+        self.end.members().size()
     }
 
     fn alloc(&self, bytes: Bytes) -> Result<Region, CommError> {
         let why =
             |error: LibraryError| CommError::System { operation: "alloc", why: error.to_string() };
-        self.library.alloc(bytes).map_err(why)
+        self.end.alloc(bytes).map_err(why)
     }
 
     fn alloc_replica(&self, bytes: Bytes) -> Result<Region, CommError> {
@@ -300,7 +301,7 @@ impl<L: Library> Communicator for Group<L> {
     }
 
     fn scratch(&self) -> Bytes {
-        if self.is_alone() { Bytes(0) } else { self.library.scratch() }
+        if self.is_alone() { Bytes(0) } else { self.end.scratch() }
     }
 
     fn reduce_scatter(&self, op: ReduceScatter) -> Result<Handle<ReduceScatter>, CommError> {
@@ -315,7 +316,7 @@ impl<L: Library> Communicator for Group<L> {
         let (dtype, numel) = (full.dtype(), full.numel());
         let deed = |operation: &Operation| {
             if !self.is_alone() {
-                self.moves(operation, || self.library.all_gather(None, full.view_mut()))?;
+                self.moves(operation, || self.end.all_gather(None, full.view_mut()))?;
             }
             self.count_collective(self.others(full.len()));
             Ok(full)
@@ -335,7 +336,7 @@ impl<L: Library> Communicator for Group<L> {
                 cast(shard.view(), full.view_mut());
             } else {
                 let own = Some(shard.view());
-                self.moves(operation, || self.library.all_gather(own, full.view_mut()))?;
+                self.moves(operation, || self.end.all_gather(own, full.view_mut()))?;
             }
             self.count_collective(self.others(full.len()));
             Ok((shard, full))
@@ -361,13 +362,11 @@ impl<L: Library> Communicator for Group<L> {
     }
 
     fn broadcast(&self, mut buffer: Buffer, root: Rank) -> Result<Handle<Buffer>, CommError> {
-        if root.0 >= self.world_size().get() {
-            return Err(misuse("broadcast", format!("no rank {root} of {}", self.world_size())));
-        }
+        check_root(root, self.world_size())?;
         let (dtype, numel) = (buffer.dtype(), buffer.numel());
         let deed = |operation: &Operation| {
             if !self.is_alone() {
-                self.moves(operation, || self.library.broadcast(buffer.view_mut(), root))?;
+                self.moves(operation, || self.end.broadcast(buffer.view_mut(), root))?;
             }
             let own = root == self.rank();
             self.count_collective(if own { Bytes(0) } else { buffer.len() });
@@ -393,7 +392,7 @@ impl<L: Library> Communicator for Group<L> {
             return Err(CommError::NotInGroup { rank: me, group: group.clone() });
         }
         let operation = Operation::split(group);
-        let split = self.library.split(group);
+        let split = self.end.split(group);
         let split = Self::new(split.map_err(|error| self.error(error, &operation))?);
         if !split.is_alone() {
             let deed = |operation: &Operation| split.agree(operation, &[]).map(drop);
@@ -405,7 +404,7 @@ impl<L: Library> Communicator for Group<L> {
     fn abort(&self, why: &str) {
         let aborted = CommError::Aborted { rank: self.me(), why: why.to_owned() };
         lock(&self.failure).get_or_insert(aborted);
-        self.library.abort(why);
+        self.end.abort(why);
     }
 
     fn traffic(&self) -> Traffic {

@@ -124,3 +124,17 @@ fn a_rank_that_is_interrupted_while_it_waits_gives_up() {
     });
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
 }
+
+/// What was issued waits for a rank that does not come, and nobody waits for its handle.
+#[test]
+fn a_rank_that_is_interrupted_while_it_ends_gives_up() {
+    let mut inner = threads::group_with_deadline(WorldSize::new(2).unwrap(), DEADLINE);
+    let absent = inner.pop().unwrap();
+    let comm = overlapped(inner.remove(0), || true).unwrap();
+    drop(comm.all_gather(Buffer::heap(Numel(2), DType::F32)).unwrap());
+    let started = Instant::now();
+    drop(comm);
+    assert!(started.elapsed() < DEADLINE / 2, "{:?}", started.elapsed());
+    let told = absent.barrier();
+    assert!(matches!(told, Err(CommError::Aborted { rank: Rank(0), .. })), "{told:?}");
+}
