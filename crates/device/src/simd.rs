@@ -7,6 +7,7 @@
 //! same bits; which NaN an operation on NaNs gives is not promised.
 
 use std::env;
+use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use bytemuck::Pod;
@@ -28,6 +29,27 @@ pub const LEVEL_VARIABLE: &str = "OXIZERO_SIMD";
 
 /// The level in use; 0 before the first question.
 static LEVEL: AtomicU8 = AtomicU8::new(0);
+
+/// A name that is none of a level which this CPU has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownLevel {
+    /// What [`LEVEL_VARIABLE`] says.
+    pub name: String,
+}
+
+impl UnknownLevel {
+    /// The names of the levels that this CPU has.
+    pub fn allowed(&self) -> String {
+        let names: Vec<_> = Level::of_cpu().map(Level::name).collect();
+        format!("{}, which this CPU has, or leave it unset", names.join(", "))
+    }
+}
+
+impl fmt::Display for UnknownLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{LEVEL_VARIABLE} = {}`; allowed: {}", self.name, self.allowed())
+    }
+}
 
 impl Level {
     /// All levels and their names, from the plainest.
@@ -70,15 +92,23 @@ impl Level {
         LEVEL.store(self as u8, Ordering::Relaxed);
     }
 
+    /// The level that the process's environment asks for: the highest of the CPU where it says
+    /// nothing.
+    ///
+    /// # Errors
+    ///
+    /// If `OXIZERO_SIMD` is set, and is not the name of a level that this CPU has.
+    pub fn of_environment() -> Result<Self, UnknownLevel> {
+        let Some(name) = env::var_os(LEVEL_VARIABLE) else {
+            return Ok(Self::of_cpu().last().unwrap_or(Self::Plain));
+        };
+        let known = Self::of_cpu().find(|level| name == level.name());
+        known.ok_or_else(|| UnknownLevel { name: name.to_string_lossy().into_owned() })
+    }
+
     #[cold]
     fn first() -> Self {
-        let level = match env::var(LEVEL_VARIABLE) {
-            Ok(name) => Self::of_cpu().find(|level| level.name() == name).unwrap_or_else(|| {
-                let names: Vec<_> = Self::of_cpu().map(Self::name).collect();
-                panic!("`{LEVEL_VARIABLE}={name}`; this CPU has {}", names.join(", "))
-            }),
-            Err(_) => Self::of_cpu().last().unwrap_or(Self::Plain),
-        };
+        let level = Self::of_environment().unwrap_or_else(|unknown| panic!("{unknown}"));
         level.select();
         level
     }

@@ -73,6 +73,7 @@ impl Engine {
         initial: &mut dyn FnMut(ParamId, ViewMut<'_>),
     ) -> Result<Self, EngineError> {
         let Backend { storage, communicator: comm, observer } = backend;
+        setup::check_environment()?;
         let mesh = options.mesh_of(comm.world_size())?;
         setup::check(&specs, &order, &options, &optimizer, &mesh)?;
         let scaler = LossScaler::new(options.loss_scaling)?;

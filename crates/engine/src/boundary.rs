@@ -82,6 +82,7 @@ impl Engine {
         };
         let outcome = self.conclude(reduced, verdict);
         self.end_window();
+        self.groups.observed().window_ended();
         outcome
     }
 

@@ -33,8 +33,11 @@ impl Engine {
         source: Rank,
     ) -> Result<Buffer, EngineError> {
         self.check_alive()?;
-        let copies = self.axes_of_copies(param)?;
-        let root = self.source_among(copies, source)?;
+        let given = self.axes_of_copies(param);
+        let given =
+            given.and_then(|copies| self.source_among(copies, source).map(|root| (copies, root)));
+        let call = format!("the values of rank {source}");
+        let (copies, root) = self.agree_call(&call, Some(param), given)?;
         let sent = self.groups.over(copies).broadcast(values, root);
         sent.and_then(|handle| handle.wait()).map_err(|error| self.fail(error))
     }

@@ -12,6 +12,10 @@ pub trait Observer: Send + Sync {
 
     /// It ends now, on the thread where it began.
     fn end(&self, span: Span);
+
+    /// A window has ended: a good time to write down what was seen, for a process may end without
+    /// dropping its observers.
+    fn window_ended(&self) {}
 }
 
 /// Something that takes time.
@@ -60,6 +64,12 @@ impl Observed {
     pub(crate) fn end(&self, span: Span) {
         if let Some(observer) = &self.0 {
             observer.end(span);
+        }
+    }
+
+    pub(crate) fn window_ended(&self) {
+        if let Some(observer) = &self.0 {
+            observer.window_ended();
         }
     }
 

@@ -7,6 +7,7 @@ use oxizero_core::{
     BucketId, BucketSpec, Bytes, ConfigError, DType, Mesh, ParamId, ParamSpec, Rank, UnitId,
     assign_buckets,
 };
+use oxizero_device::simd::{LEVEL_VARIABLE, Level};
 use oxizero_device::{Buffer, Storage, ViewMut};
 
 use crate::EngineError;
@@ -18,6 +19,15 @@ use crate::options::{EngineOptions, GroupOptions, OptimizerSetup};
 
 /// More than any model's.
 const CONTRIBUTIONS_MAX: usize = 1 << 20;
+
+/// Refuses a level of the CPU's instructions that there is not, before a kernel runs.
+pub(crate) fn check_environment() -> Result<(), ConfigError> {
+    Level::of_environment().map(drop).map_err(|unknown| ConfigError::Value {
+        field: LEVEL_VARIABLE.into(),
+        allowed: unknown.allowed(),
+        value: unknown.name,
+    })
+}
 
 /// Refuses parameters and options that cannot be trained.
 pub(crate) fn check(

@@ -15,7 +15,8 @@ use oxizero_core::{Rank, WorldSize};
 
 use crate::{Observer, Span};
 
-/// Writes a file of events. It is complete when it was [finished](Self::finish), or dropped.
+/// Writes a file of events. It is complete when it was [finished](Self::finish), or dropped; what
+/// it has after each window is a trace too, which lacks only the bracket at its end.
 pub struct Trace {
     rank: Rank,
     started: Instant,
@@ -109,6 +110,16 @@ impl Observer for Trace {
 
     fn end(&self, span: Span) {
         self.write('E', span);
+    }
+
+    fn window_ended(&self) {
+        let mut file = self.file();
+        if !matches!(file.state, State::Open) {
+            return;
+        }
+        if let Err(error) = file.out.flush() {
+            file.state = State::Failed(error);
+        }
     }
 }
 

@@ -98,8 +98,12 @@ fn traced(stage: Stage, comm: Box<dyn Communicator>) -> Vec<Told> {
     let observer: Option<Arc<dyn Observer>> = Some(trace.clone());
     let backend = Backend { observer, ..Backend::host(comm) };
     train(engine_on(stage, DType::Bf16, 1, backend));
+    let updates = |text: &str| text.matches("update ").count();
+    let unfinished = fs::read_to_string(&path).unwrap();
     trace.finish().unwrap();
-    let told = read(&fs::read_to_string(&path).unwrap());
+    let text = fs::read_to_string(&path).unwrap();
+    assert_eq!(updates(&unfinished), updates(&text), "what a step did is written when it ends");
+    let told = read(&text);
     fs::remove_file(&path).unwrap();
     let _unheeded = fs::remove_dir(&folder); // the other tests may have files in it
     told
