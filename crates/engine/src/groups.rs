@@ -30,10 +30,14 @@ pub(crate) enum Message {
     Name,
     /// Whether its part of a save has ended.
     SaveEnded,
+    /// What tells the weights that were written from others.
+    Written,
+    /// Checksums of all weights.
+    Weights,
 }
 
 /// What the messages are, in their order.
-const MESSAGES: [&str; 9] = [
+const MESSAGES: [&str; 11] = [
     "a call",
     "what a window holds",
     "the order of gradients",
@@ -43,6 +47,8 @@ const MESSAGES: [&str; 9] = [
     "counts of updates",
     "a checkpoint's name",
     "whether a save has ended",
+    "what was written",
+    "checksums of weights",
 ];
 
 /// This rank's communicators, one for each set of axes that parameters need.

@@ -9,7 +9,7 @@ use oxizero_core::{Axes, BucketId, ParamId, Placement, Rank, Sharing};
 use oxizero_device::{View, kernels};
 
 use crate::bucket::Field;
-use crate::groups::Groups;
+use crate::groups::{Groups, Message};
 use crate::{Engine, EngineError};
 
 /// What was written since ranks last compared their weights.
@@ -114,7 +114,7 @@ impl Engine {
         let read = kernels::checksums(&self.views_of(&compared));
         let own = self.fingerprints(&compared, &read);
         let bytes: Vec<u8> = own.iter().flat_map(|told| told.to_le_bytes()).collect();
-        let told = self.groups.exchange("what was written", &bytes);
+        let told = self.groups.exchange(Message::Written, "what was written", &bytes);
         let told = told.map_err(|error| self.fail(error))?;
         let (words, _): (Vec<_>, Vec<_>) = told.iter().map(|bytes| bytes.as_chunks::<8>()).unzip();
         if differ(&self.groups, |rank| words[rank.0]) {
@@ -139,7 +139,8 @@ impl Engine {
         let written = || self.written.params.iter();
         written().for_each(|(param, checksum)| checksum.iter().for_each(|it| tell(param, *it)));
         written().for_each(|(param, _)| own[BYTES * param.0] = 1);
-        let told = self.groups.exchange("all weights", &own).map_err(|error| self.fail(error))?;
+        let told = self.groups.exchange(Message::Weights, "all weights", &own);
+        let told = told.map_err(|error| self.fail(error))?;
         for (index, spec) in self.specs.iter().enumerate() {
             let of = |rank: Rank| &told[rank.0][BYTES * index..][..BYTES];
             let sharing = self.sharing(ParamId(index));

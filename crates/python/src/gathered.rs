@@ -8,8 +8,8 @@ use pyo3::types::PyDict;
 
 use crate::config::torch_name;
 use crate::engine::Engine;
-use crate::error;
 use crate::given::Given;
+use crate::{error, words};
 
 fn told<'py>(py: Python<'py>, bucket: &BucketSpec) -> PyResult<Bound<'py, PyDict>> {
     let told = PyDict::new(py);
@@ -43,7 +43,8 @@ fn in_turn(error: &EngineError, name: &str) -> String {
         }
         false => "",
     };
-    format!("{error} (in the turn of `{name}`{advice})")
+    let said = words::of(error);
+    format!("{said} (in the turn of `{name}`{advice})")
 }
 
 impl Engine {
