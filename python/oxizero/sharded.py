@@ -74,8 +74,11 @@ class Bucket:
         if self._is_arriving or self._bytes == 0:
             return
         guard.allocate(self._storage, self._bytes)
+        # A storage of its own for the same memory, which torch's operations may fill while reads
+        # of this one are refused.
+        arriving = torch.from_dlpack(self.flat)
         try:
-            self._core.start_gather(self.index, self._core.back_end.give(self.flat))
+            self._core.start_gather(self.index, self._core.back_end.give(arriving))
         except BaseException:
             self._free()
             raise
