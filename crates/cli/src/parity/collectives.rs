@@ -60,15 +60,13 @@ pub(super) struct FaultyComm {
     reported: Mutex<Option<Vec<Vec<u8>>>>,
 }
 
-/// What an exchange is for that no fault spoils, for it may be as long as another.
-const TURNS: &str = "order of reductions";
-/// Bytes of what a rank reports before a step, of which the first are its part of the norm.
-const REPORT_LEN: usize = 40;
-const NORM_LEN: usize = 8;
-/// Bytes of numbers in what a rank says of its window; after them a bit for each used parameter, of
-/// which no trial has more than 24.
+/// The last byte of what a rank says of its window. Before it are so many bytes of numbers, and a
+/// bit for each used parameter.
+const WINDOW: u8 = 1;
 const WINDOW_LEN: usize = 48;
-const WINDOW_LEN_MAX: usize = WINDOW_LEN + 3;
+/// The last byte of what a rank reports before a step, of which the first are its part of the norm.
+const REPORT: u8 = 3;
+const NORM_LEN: usize = 8;
 
 impl FaultyComm {
     pub(super) fn new(inner: Box<dyn Communicator>, fault: CommFault) -> Self {
@@ -184,14 +182,13 @@ impl FaultyComm {
     }
 
     fn spoil_told(&self, told: &mut [Vec<u8>]) {
-        let len = told[0].len();
         let last = told.len() - 1;
-        let tells_use = len > WINDOW_LEN && len <= WINDOW_LEN_MAX;
-        match self.fault {
-            CommFault::LostUse if tells_use => told[last][WINDOW_LEN..].fill(0),
-            CommFault::InventedUse if tells_use => told[last][WINDOW_LEN..].fill(u8::MAX),
-            CommFault::LostNorm if len == REPORT_LEN => told[last][..NORM_LEN].fill(0),
-            CommFault::StaleNorm if len == REPORT_LEN => {
+        let Some((message, said)) = told[last].split_last_mut() else { return };
+        match (self.fault, *message) {
+            (CommFault::LostUse, WINDOW) => said[WINDOW_LEN..].fill(0),
+            (CommFault::InventedUse, WINDOW) => said[WINDOW_LEN..].fill(u8::MAX),
+            (CommFault::LostNorm, REPORT) => said[..NORM_LEN].fill(0),
+            (CommFault::StaleNorm, REPORT) => {
                 let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
                 let earlier = reported.replace(told.to_vec());
                 for (new, earlier) in told.iter_mut().zip(earlier.iter().flatten()) {
@@ -279,9 +276,7 @@ impl Communicator for FaultyComm {
 
     fn exchange(&self, label: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
         let mut told = self.inner.exchange(label, bytes)?;
-        if label != TURNS {
-            self.spoil_told(&mut told);
-        }
+        self.spoil_told(&mut told);
         Ok(told)
     }
 

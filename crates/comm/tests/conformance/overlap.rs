@@ -130,7 +130,8 @@ fn a_rank_that_is_interrupted_while_it_waits_gives_up() {
 fn a_rank_that_is_interrupted_while_it_ends_gives_up() {
     let mut inner = threads::group_with_deadline(WorldSize::new(2).unwrap(), DEADLINE);
     let absent = inner.pop().unwrap();
-    let comm = overlapped(inner.remove(0), || true).unwrap();
+    let beside = Beside { interrupted: || true, ..Beside::default() };
+    let comm = overlapped(inner.remove(0), beside).unwrap();
     drop(comm.all_gather(Buffer::heap(Numel(2), DType::F32)).unwrap());
     let started = Instant::now();
     drop(comm);
