@@ -46,6 +46,7 @@ def config(stage, setting):
         "gradient_accumulation_steps": setting["accumulation"],
         "zero_optimization": {"stage": stage},
         "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE, "weight_decay": 0.0}},
+        "gradient_clipping": 0.0,
         "steps_per_print": 1 << 30,
     }
     if setting["dtype"] == "bf16":

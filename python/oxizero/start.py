@@ -1,6 +1,7 @@
 """`initialize`: from a model and a configuration to an engine."""
 
 import json
+import logging
 import math
 import os
 
@@ -11,7 +12,7 @@ from torch.utils.data.distributed import DistributedSampler
 from oxizero import _oxizero, backends, lr_schedules, optimizer as optimizers, pieces, splits, world
 from oxizero._oxizero import ConfigError
 from oxizero.engine import Engine
-from oxizero.log import logger
+from oxizero.log import log_dist, logger
 from oxizero.meeting import Meeting
 from oxizero.optimizer import Optimizer
 
@@ -62,6 +63,8 @@ def initialize(
         scheduler = _scheduler(wrapped, lr_scheduler, read)
         if read.log_level is not None:
             logger.setLevel(read.log_level)
+        for note in read.notes:
+            log_dist(note, ranks=[0], level=logging.WARNING)
         loader = _loader(training_data, collate_fn, read, arrangement)
         engine = Engine(model, wrapped, read, arrangement, meeting, scheduler)
     except Exception as error:

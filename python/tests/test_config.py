@@ -72,3 +72,9 @@ def test_an_environment_that_is_no_world_is_refused(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     with pytest.raises(oxizero.ConfigError, match="1 of 2 ranks are on this machine"):
         oxizero.initialize(model=Constant(), config={"optimizer": SGD})
+
+
+@pytest.mark.parametrize(("config", "is_told"), [({}, True), ({"gradient_clipping": 0.0}, False)])
+def test_where_nothing_is_clipped_and_deepspeed_would_clip_it_is_told(config, is_told, capsys):
+    oxizero.initialize(model=Constant(), config={"optimizer": SGD} | config)
+    assert ("`gradient_clipping` is not in the configuration" in capsys.readouterr().out) == is_told

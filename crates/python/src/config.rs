@@ -116,6 +116,12 @@ impl Config {
         self.0.last_batch == LastBatch::Dropped
     }
 
+    /// What is done where the file is silent and DeepSpeed would do something else.
+    #[getter]
+    fn notes(&self) -> Vec<&'static str> {
+        self.0.notes.clone()
+    }
+
     /// `logging`'s name of the level that is logged, if the file says.
     #[getter]
     fn log_level(&self) -> Option<&'static str> {

@@ -30,7 +30,7 @@ const FIELDS: &[(&str, &str, &str, Other)] = &[
     ("prescale_gradients", "false", "true", Refused("sums over ranks")),
     ("gradient_predivide_factor", "1.0", "2.0", Refused("sums over ranks")),
     ("gradient_allreduce_op", "\"mean\"", "\"sum\"", Refused("multiply the loss")),
-    ("gradient_clipping", "0.0", "1.0", Honoured),
+    ("gradient_clipping", "1.0", "0.0", Honoured),
     ("sparse_gradients", "false", "true", Refused("sparse=False")),
     ("zero_allow_untested_optimizer", "false", "true", Honoured),
     ("zero_force_ds_cpu_optimizer", "true", "false", Honoured),

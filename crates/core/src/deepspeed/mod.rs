@@ -63,6 +63,9 @@ pub struct DeepSpeedConfig {
     pub optimizer: Option<OptimizerSettings>,
     /// The schedule of the learning rate, if the file names one.
     pub scheduler: Option<SchedulerSettings>,
+    /// Where the file is silent and DeepSpeed would do something else: what is done, and what to
+    /// write.
+    pub notes: Vec<&'static str>,
     /// What is logged, if the file says.
     pub log_level: Option<LogLevel>,
     /// A line is printed after so many steps; `None` for none.
@@ -136,6 +139,10 @@ const LOG_LEVELS: &[(&str, LogLevel)] = &[
     ("critical", LogLevel::Critical),
 ];
 
+const UNCLIPPED: &str = "`gradient_clipping` is not in the configuration, and gradients are not \
+                         clipped; DeepSpeed 0.19 clips them to a norm of 1.0 then: write 1.0 for \
+                         that, or 0.0 to have none";
+
 const BACK_ENDS: &[(&str, BackEnd)] = &[("native", BackEnd::Native), ("torch", BackEnd::Torch)];
 
 impl DeepSpeedConfig {
@@ -159,7 +166,7 @@ impl DeepSpeedConfig {
         let zero = zero::parse(&mut top)?;
         let reduce = top.one_of("communication_data_type", DTYPES)?;
         let accumulate = data_types(&mut top, model_dtype)?;
-        let clip_norm = top.normal("gradient_clipping")?.filter(|norm| *norm > 0.0);
+        let clip_norm = top.normal("gradient_clipping")?;
         prescaling(&mut top)?;
         let optimizer = top.section("optimizer")?.map(optimizer::parse).transpose()?;
         let scheduler = top.section("scheduler")?.map(scheduler::parse).transpose()?;
@@ -182,13 +189,14 @@ impl DeepSpeedConfig {
             accumulate,
             loss_scaling,
             check_finite,
-            clip_norm,
+            clip_norm: clip_norm.filter(|norm| *norm > 0.0),
             bucket_numel_max: zero.bucket_numel_max,
             leaf_modules: zero.leaf_modules,
             model_save: zero.model_save,
             prefetch: zero.prefetch,
             optimizer,
             scheduler,
+            notes: clip_norm.is_none().then_some(UNCLIPPED).into_iter().collect(),
             log_level,
             steps_per_print,
             last_batch,

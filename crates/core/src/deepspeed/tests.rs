@@ -46,6 +46,7 @@ fn a_configuration_as_people_have_it_is_honoured() {
             rule: RuleSettings::AdamW(adam),
         }),
         scheduler: None,
+        notes: vec![],
         log_level: None,
         steps_per_print: Some(10),
         copies: WeightCopies::Ranks,
