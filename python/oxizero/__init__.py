@@ -39,6 +39,22 @@ from oxizero.world import init_distributed
 
 DeepSpeedEngine = Engine
 
+# What scripts import of DeepSpeed that is not here, and what there is instead.
+_ELSEWHERE = {
+    "PipelineModule": "pipelines are not there; shard by `zero_optimization.stage`",
+    "pipe": "pipelines are not there; shard by `zero_optimization.stage`",
+    "moe": "write experts as modules of your own, and declare them by oxizero.mark_expert",
+    "init_inference": "models are trained here; load what `oxizero convert` writes to serve them",
+    "tp_model_init": "split layers yourself, and declare their parameters by oxizero.mark_split",
+    "DeepSpeedConfig": "initialize(config=...) reads the configuration",
+}
+
+
+def __getattr__(name):
+    advice = f": {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+    raise AttributeError(f"module 'oxizero' has no attribute {name!r}{advice}")
+
+
 __all__ = [
     "CommError",
     "ConfigError",

@@ -88,8 +88,15 @@ class Ahead:
         self._last = (self._last[1], came)
         wanted = self._wanted()
         self._drop([bucket for bucket in self._started if bucket not in wanted])
-        for bucket in wanted:
-            bucket.start()
+        try:
+            for bucket in wanted:
+                bucket.start()
+        except EngineError as error:
+            error.add_note(
+                f"Module `{uses.name}` was to run, and the weights of the next one were gathered "
+                "ahead: ranks may have come to other modules at either."
+            )
+            raise
         self._started = wanted
 
     def _wanted(self):

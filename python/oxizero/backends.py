@@ -2,13 +2,12 @@
 
 import contextlib
 import functools
-import json
 import os
 
 import torch
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
-from oxizero import _oxizero, torch_backend, world
+from oxizero import _oxizero, configuration, torch_backend, world
 from oxizero._oxizero import ConfigError
 from oxizero.torch_backend import store
 
@@ -127,17 +126,13 @@ def of(device, configured=None):
     return {"native": Native, "torch": Torch}[name](device)
 
 
-def likely(model, *configs):
+def likely(model, config):
     """The back end that other ranks choose, as far as it can be told where something is wrong."""
     device, name = torch.device("cpu"), None
     with contextlib.suppress(Exception):
         device = _device(model)
-    for config in configs:
-        with contextlib.suppress(Exception):
-            if not isinstance(config, dict):
-                with open(config, encoding="utf-8") as file:
-                    config = json.load(file)
-            name = config["oxizero"]["backend"]
+    with contextlib.suppress(Exception):
+        name = configuration.fields(config)["oxizero"]["backend"]
     try:
         return of(device, name)
     except Exception:

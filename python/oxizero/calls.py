@@ -197,7 +197,11 @@ class Uses:
 
     def hold(self):
         """Has the weights whole."""
-        hold(self.buckets)
+        try:
+            hold(self.buckets)
+        except EngineError as error:
+            error.add_note(f"The weights of module `{self.name}` were gathered.")
+            raise
 
     def copied(self, tensor):
         """A copy of an output that lies in memory which is about to be freed."""

@@ -1,11 +1,10 @@
 """Activation checkpointing, with DeepSpeed's calls, by torch's own."""
 
 import json
-import os
 
 import torch.utils.checkpoint
 
-from oxizero import _oxizero
+from oxizero import _oxizero, configuration
 
 _is_configured = False
 
@@ -55,7 +54,4 @@ def reset():
 def _section(config):
     if config is None:
         return {}
-    if not isinstance(config, dict):
-        with open(os.fspath(config), encoding="utf-8") as file:
-            config = json.load(file)
-    return dict(config.get("activation_checkpointing") or {})
+    return dict(configuration.fields(config).get("activation_checkpointing") or {})

@@ -9,15 +9,16 @@ import torch
 from oxizero import _oxizero, backends, buffers, guard, pieces, registry, units, world
 from oxizero._oxizero import EngineError
 from oxizero.checkpoints import Checkpoints
-from oxizero.clipping import Clipping, unwatch, watch
 from oxizero.later import Later
 from oxizero.log import log_dist
 from oxizero.lr_schedules import check_metrics
 from oxizero.model_files import ModelFiles
 from oxizero.optimizer import groups
 from oxizero.passes import Passes
+from oxizero.settings import Settings
 from oxizero.sharded import Sharded
 from oxizero.splits import local, local_grad
+from oxizero.torch_calls import TorchCalls, unwatch, watch
 from oxizero.weights import Weights
 
 
@@ -42,7 +43,7 @@ class _Destroyed:
         raise EngineError("the engine was destroyed; initialize() makes another one of its model")
 
 
-class Engine(Checkpoints, Clipping, Later, ModelFiles, torch.nn.Module):
+class Engine(Checkpoints, Later, ModelFiles, Settings, TorchCalls, torch.nn.Module):
     """A model, its optimizer, and the ranks that train it together.
 
     A micro-batch is a forward, a backward (`engine.backward(loss)` or `loss.backward()`) and a
@@ -63,9 +64,14 @@ class Engine(Checkpoints, Clipping, Later, ModelFiles, torch.nn.Module):
         self.skipped_steps = 0
         self._passes = Passes()
         self._forced_boundary = None
+        # How many `no_sync` there are around what runs.
+        self._unsynced = 0
         self._accumulated = 0
+        self._has_applied = False
         self._norm = None
         self._place = world.place()
+        # Ranks that have micro-batches of their own.
+        self.dp_world_size = arrangement.batch_ranks
         registry.check_free(module)
         self._back_end = backends.choose(module, config)
         self._weights = Weights(module, optimizer, config.model_dtype)
@@ -140,15 +146,16 @@ class Engine(Checkpoints, Clipping, Later, ModelFiles, torch.nn.Module):
         home = self._sharded or self._weights
         home.take_over(self._core)
         self._core.set_groups(groups(self.optimizer))
+        self._has_applied = False
         outcome = self._core.step()
         self._passes.stepped()
         self.micro_steps += 1
         if outcome["kind"] == "accumulated":
             self._accumulated = outcome["n"]
             return
-        self._accumulated = 0
+        held, self._accumulated = self._accumulated + 1, 0
         self.global_steps += 1
-        self.global_samples += self.train_batch_size() or 0
+        self.global_samples += self._samples(held)
         if outcome["kind"] == "skipped":
             self.skipped_steps += 1
             self._norm = None
@@ -159,12 +166,17 @@ class Engine(Checkpoints, Clipping, Later, ModelFiles, torch.nn.Module):
                 level=logging.WARNING,
             )
             return
+        self._has_applied = True
         self._norm = outcome["norm_before"]
         home.stepped()
         self.optimizer.stepped()
         if self.lr_scheduler is not None:
             self.lr_scheduler.step(**(lr_kwargs or {}))
         self._print_progress()
+
+    def _samples(self, held):
+        """Samples of all ranks in so many micro-batches."""
+        return (self.train_batch_size() or 0) * held // self.gradient_accumulation_steps()
 
     def zero_grad(self, set_to_none=True):
         """Between windows there are no gradients, and it does nothing. In a window it gives up
@@ -177,6 +189,25 @@ class Engine(Checkpoints, Clipping, Later, ModelFiles, torch.nn.Module):
             )
         self.discard_window()
 
+    @property
+    def has_grads(self):
+        """Whether the engine has gradients since the last step that updated the weights."""
+        return self._accumulated > 0 or not self._passes.is_idle
+
+    def zero_grads_of(self, params):
+        """`zero_grad()` of a module that has parameters of these ids: of the whole model it is the
+        engine's, of a part it is refused in a window."""
+        own = [name for name, param in self.module.named_parameters() if id(param) in params]
+        if not own:
+            return
+        if len(own) == sum(1 for _ in self.module.parameters()):
+            self.zero_grad()
+        elif self.has_grads:
+            raise EngineError(
+                f"zero_grad() of a module with `{own[0]}` would give up the gradients of a part of "
+                "the model; call it after step(), or engine.discard_window() for all of them"
+            )
+
     def discard_window(self):
         """Gives up all gradients since the last step that updated the weights, on all ranks."""
         self._core.discard_window()
@@ -187,11 +218,13 @@ class Engine(Checkpoints, Clipping, Later, ModelFiles, torch.nn.Module):
     @contextlib.contextmanager
     def no_sync(self):
         """Gradients add up on this rank until the first backward after it, or the step."""
+        self._unsynced += 1
         self._core.set_grad_sync(False)
         try:
             yield
         finally:
-            self._core.set_grad_sync(True)
+            self._unsynced -= 1
+            self._core.set_grad_sync(self._unsynced == 0)
 
     def coalesce_grad_reduction(self):
         """The gradients of several backward passes within it are reduced together. The same as
@@ -209,6 +242,10 @@ class Engine(Checkpoints, Clipping, Later, ModelFiles, torch.nn.Module):
         if self._forced_boundary is not None:
             return self._forced_boundary
         return self._accumulated + 1 >= self.gradient_accumulation_steps()
+
+    def was_step_applied(self):
+        """Whether the last `step()` updated the weights."""
+        return self._has_applied
 
     def get_global_grad_norm(self):
         """The norm of all gradients in the last step, before clipping; None before the first, and
@@ -230,31 +267,6 @@ class Engine(Checkpoints, Clipping, Later, ModelFiles, torch.nn.Module):
             next((group[name] for name in ("betas", "momentum") if name in group), None)
             for group in self.optimizer.param_groups
         ]
-
-    def gradient_accumulation_steps(self):
-        """Micro-batches in a window."""
-        return self.config.accumulation
-
-    def train_batch_size(self):
-        """Samples of all ranks in one step; None where the configuration does not say."""
-        return self.config.train_batch_size
-
-    def train_micro_batch_size_per_gpu(self):
-        """Samples of a rank's micro-batch; None where the configuration does not say."""
-        return self.config.micro_batch_size
-
-    def get_batch_info(self):
-        """Samples of all ranks in one step, of a rank's micro-batch, and micro-batches in a
-        window."""
-        return (
-            self.train_batch_size(),
-            self.train_micro_batch_size_per_gpu(),
-            self.gradient_accumulation_steps(),
-        )
-
-    def zero_optimization_stage(self):
-        """The ZeRO stage."""
-        return self.config.stage
 
     def gradient_paths(self):
         """The dtypes of gradients at each place on their way, as lines of text; whatever is not as

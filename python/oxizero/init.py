@@ -1,14 +1,11 @@
 """`zero.Init`: models whose parameters are sharded while they are built."""
 
-import json
-import os
-
 import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.overrides import TorchFunctionMode
 
-from oxizero import pieces, start, world
+from oxizero import configuration, pieces, world
 from oxizero._oxizero import ConfigError
 
 # What is asked of a parameter without reading its elements.
@@ -170,11 +167,9 @@ def _read(config):
     """A configuration, if there is one; it is checked as `initialize` does."""
     if config is None:
         return None
-    if not isinstance(config, dict):
-        with open(os.fspath(config), encoding="utf-8") as file:
-            config = json.load(file)
-    config = {name: value for name, value in config.items() if name not in _OF_BATCHES}
-    return start.read_config(world.place().size, None, config)
+    fields = configuration.fields(config).items()
+    config = {name: value for name, value in fields if name not in _OF_BATCHES}
+    return configuration.read(config, world.place().size)
 
 
 def _dtype(config):

@@ -48,6 +48,11 @@ class Passes:
         """What the gradients of the running backward are multiplied by."""
         return 1.0 if self._scale is None else self._scale
 
+    @property
+    def is_idle(self):
+        """Whether no gradient has come since the last step."""
+        return self._state is State.BETWEEN and not self.has_ended
+
     def scaled(self, scale):
         """Gradients are multiplied by `scale` until the backward that now runs returns."""
         self._scale = scale

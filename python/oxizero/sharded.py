@@ -6,6 +6,7 @@ if they run the same modules, which the engine checks.
 """
 
 import contextlib
+import math
 import re
 import weakref
 from collections import Counter
@@ -21,9 +22,11 @@ from oxizero.splits import local
 from oxizero.units import Unit
 
 
-# What torch says when an operation makes a view of memory that is gone: sizes, and the offset.
+# What torch says when an operation makes a view of memory that is gone: sizes, the offset in
+# elements, and where it ends in bytes.
 _NO_VIEW = re.compile(
-    r"setStorage: sizes \[(.*?)\].*storage offset (\d+).*out of bounds for storage of size 0"
+    r"setStorage: sizes \[(.*?)\].*storage offset (\d+).*requiring a storage size of (\d+) .*"
+    r"out of bounds for storage of size 0"
 )
 
 
@@ -250,18 +253,25 @@ class Sharded:
         found = _NO_VIEW.search(str(error))
         if found is None:
             return
-        sizes = sorted(int(size) for size in found[1].split(",") if size.strip())
-        names = [
-            f"`{name}`"
+        numel = math.prod(int(size) for size in found[1].split(",") if size.strip())
+        start, end = int(found[2]), int(found[3])
+
+        def has(param):
+            first, last = param.storage_offset(), param.storage_offset() + param.numel()
+            return first <= start and end <= last * param.element_size()
+
+        gone = [
+            (f"`{name}`", param)
             for bucket in self.buckets
             for name, param in zip(bucket.names, bucket.params, strict=True)
-            if not bucket.is_held()
-            and param.storage_offset() == int(found[2])
-            and sorted(param.shape) == sizes
+            if not bucket.is_held() and has(param)
         ]
+        # What was viewed was most often the whole of one.
+        names = [name for name, param in gone if param.numel() == numel]
+        names = names or [name for name, _ in gone]
         if names:
             error.add_note(
-                f"The weights of {' or '.join(names)} are sharded, and whole only while their "
+                f"The weights of {' or '.join(names[:5])} are sharded, and whole only while their "
                 "module runs; use oxizero.zero.register_external_parameter for a module that uses "
                 "another's, or oxizero.zero.GatheredParameters"
             )

@@ -1,15 +1,20 @@
 """`initialize`: from a model and a configuration to an engine."""
 
-import json
 import logging
-import math
-import os
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from oxizero import _oxizero, backends, lr_schedules, optimizer as optimizers, pieces, splits, world
+from oxizero import (
+    backends,
+    configuration,
+    lr_schedules,
+    optimizer as optimizers,
+    pieces,
+    splits,
+    world,
+)
 from oxizero._oxizero import ConfigError
 from oxizero.engine import Engine
 from oxizero.log import log_dist, logger
@@ -47,8 +52,9 @@ def initialize(
     name; `mpu` is asked for the ranks that are tensor-parallel.
     """
     world.count_engine()
-    meeting = Meeting()
+    meeting, told = Meeting(), None
     try:
+        told = configuration.the_one(args, config, config_params)
         if model is None:
             raise ConfigError("initialize(model=...) is missing")
         if distributed_port is not None:
@@ -57,7 +63,7 @@ def initialize(
             )
         pieces.settle(model)
         arrangement = splits.arrange(model, mesh_param, mpu)
-        read = read_config(arrangement.batch_ranks, args, config, config_params)
+        read = configuration.read(told, arrangement.batch_ranks)
         client = _client(model, optimizer, model_parameters, read)
         wrapped = Optimizer(client)
         scheduler = _scheduler(wrapped, lr_scheduler, read)
@@ -68,49 +74,10 @@ def initialize(
         loader = _loader(training_data, collate_fn, read, arrangement)
         engine = Engine(model, wrapped, read, arrangement, meeting, scheduler)
     except Exception as error:
-        meeting.give_up(backends.likely(model, config, config_params), error)
+        meeting.give_up(backends.likely(model, told), error)
         raise
     engine.training_dataloader = loader
     return engine, wrapped, loader, scheduler
-
-
-def read_config(batch_ranks, args, *given):
-    """The one configuration among `given` and in `args`, for so many ranks with batches of their
-    own."""
-    path = getattr(args, "deepspeed_config", None)
-    given = [config for config in (*given, path) if config is not None]
-    if len(given) != 1:
-        raise ConfigError(f"initialize() takes one configuration, and was given {len(given)}")
-    (config,) = given
-    if isinstance(config, dict):
-        return _oxizero.Config(_text(config), batch_ranks)
-    if not isinstance(config, (str, os.PathLike)):
-        raise ConfigError(f"config = {config!r}; give a dict, or the path of a JSON file")
-    with open(config, encoding="utf-8") as file:
-        return _oxizero.Config(file.read(), batch_ranks)
-
-
-def _text(config):
-    if config.get("steps_per_print") == math.inf:  # for never, which JSON has no number for
-        config = {key: value for key, value in config.items() if key != "steps_per_print"}
-    try:
-        return json.dumps(config, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"the configuration is no JSON: {_culprit(config)}{error}") from None
-
-
-def _culprit(config, prefix=""):
-    """The field that JSON has no value for, as the beginning of a sentence."""
-    for name, value in config.items():
-        if isinstance(value, dict):
-            if found := _culprit(value, f"{prefix}{name}."):
-                return found
-            continue
-        try:
-            json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError):
-            return f"`{prefix}{name} = {value!r}`: "
-    return ""
 
 
 def _client(model, optimizer, model_parameters, config):

@@ -59,8 +59,9 @@ def find(root, declared):
 
 
 def numbers(units):
-    """By id of a parameter: the index of the unit that owns it."""
-    return {id(param): index for index, unit in enumerate(units) for param in unit.owned}
+    """By id of a parameter: the number of the unit that owns it, among those that own any."""
+    owners = [unit for unit in units if unit.owned]
+    return {id(param): number for number, unit in enumerate(owners) for param in unit.owned}
 
 
 def external(module):

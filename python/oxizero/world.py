@@ -105,9 +105,10 @@ def deadline():
 
 
 def init_distributed(dist_backend=None, timeout=None, **others):
-    """Says how long a rank waits for another (`timeout`, a timedelta). With a back end of
-    `torch.distributed`, such as gloo or nccl, it is started, if it is not; without one, or with
-    "native", ranks meet in `initialize`, and nothing else is to be done."""
+    """Starts `torch.distributed`, where ranks were started and it is not, with a back end of it,
+    such as gloo or nccl; without one, with what the machine has. Says how long a
+    rank waits for another (`timeout`, a timedelta). With "native" nothing is started: an engine on
+    the native back end needs no `torch.distributed`, and its ranks meet in `initialize`."""
     global _deadline, _is_initialized
     for name, value in others.items():
         if value not in _NO_REQUEST.get(name, (None,)):
@@ -119,11 +120,14 @@ def init_distributed(dist_backend=None, timeout=None, **others):
             )
         _deadline = timeout
     _is_initialized = True
-    # A script that asks for GPUs' on a machine without any means whatever there is.
-    no_gpu = dist_backend == "nccl" and not torch.cuda.is_available()
-    if dist_backend in (None, "native") or no_gpu:
+    if dist_backend == "native":
         return
-    if not distributed.is_backend_available(dist_backend.split(":")[-1]):
+    if dist_backend is None and place().size == 1 and "MASTER_ADDR" not in os.environ:
+        return  # nobody has started ranks
+    # A script that asks for GPUs' on a machine without any means whatever there is.
+    if not torch.cuda.is_available() and dist_backend in (None, "nccl"):
+        dist_backend = "gloo"
+    if dist_backend and not distributed.is_backend_available(dist_backend.split(":")[-1]):
         raise ConfigError(
             f"dist_backend = {dist_backend!r} is not available; there are native, and what "
             "torch.distributed has here, such as gloo"

@@ -8,7 +8,7 @@ import torch
 from test_access import Constant, start
 
 import oxizero
-from oxizero import clipping, utils
+from oxizero import torch_calls, utils
 
 
 class Pair(torch.nn.Module):
@@ -97,10 +97,10 @@ def test_a_rank_that_clips_alone_is_told(ranks):
 
 
 def test_torchs_functions_warn_once_and_are_as_before_after_destroy(monkeypatch):
-    monkeypatch.setattr(clipping, "_has_warned", False)
-    others = [start(Constant(1), 1), *clipping._watchers]
+    monkeypatch.setattr(torch_calls, "_has_warned", False)
+    others = [start(Constant(1), 1), *torch_calls._watchers]
     for left in others:
-        clipping.unwatch(left)
+        torch_calls.unwatch(left)
     original = torch.nn.utils.clip_grad_norm_
     engine = start(Constant(2), 1)
     other = start(Constant(2), 2)

@@ -78,3 +78,18 @@ def test_an_environment_that_is_no_world_is_refused(monkeypatch):
 def test_where_nothing_is_clipped_and_deepspeed_would_clip_it_is_told(config, is_told, capsys):
     oxizero.initialize(model=Constant(), config={"optimizer": SGD} | config)
     assert ("`gradient_clipping` is not in the configuration" in capsys.readouterr().out) == is_told
+
+
+def test_an_engine_tells_its_configuration():
+    config = {"gradient_clipping": 0.5, "bf16": {"enabled": True}, "train_batch_size": 6}
+    engine, *_ = oxizero.initialize(model=Constant(), config={"optimizer": SGD} | config)
+    assert engine.gradient_clipping() == 0.5
+    assert (engine.bfloat16_enabled(), engine.fp16_enabled()) == (True, False)
+    assert engine.dp_world_size == 1
+
+
+def test_what_is_not_carried_over_says_what_there_is_instead():
+    with pytest.raises(AttributeError, match="'init_inference': .*oxizero convert"):
+        oxizero.init_inference  # noqa: B018
+    with pytest.raises(ImportError):
+        from oxizero import PipelineModule  # noqa: F401

@@ -49,7 +49,7 @@ def test_what_one_rank_refuses_is_told_to_all(ranks, back_end, what):
 
 
 def absent(rank, back_end):
-    oxizero.init_distributed(timeout=datetime.timedelta(seconds=2))
+    oxizero.init_distributed("native", timeout=datetime.timedelta(seconds=2))
     if rank == 1:
         os._exit(0)
     started = time.monotonic()
@@ -70,7 +70,7 @@ def test_a_rank_that_never_comes_is_named(ranks, back_end):
 
 
 def without_first(rank):
-    oxizero.init_distributed(timeout=datetime.timedelta(seconds=2))
+    oxizero.init_distributed("native", timeout=datetime.timedelta(seconds=2))
     if rank == 0:
         os._exit(0)
     with pytest.raises(oxizero.CommError) as raised:

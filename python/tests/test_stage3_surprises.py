@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import oxizero
+from oxizero.utils import safe_get_full_grad
 
 CONFIG = {
     "optimizer": {"type": "SGD", "params": {"lr": 1.0}},
@@ -135,3 +136,59 @@ def test_a_view_of_weights_that_are_gone_is_explained():
     (note,) = raised.value.__notes__
     assert note.startswith("The weights of `layer.weight` are sharded")
     assert "register_external_parameter" in note
+
+
+class Squeezes(torch.nn.Module):
+    """Uses another module's weight by a view of another shape than it has."""
+
+    def __init__(self):
+        super().__init__()
+        self.own = torch.nn.Parameter(torch.ones(8, 4))
+        self.conv = torch.nn.Conv1d(8, 8, 4, groups=8)
+
+    def forward(self, x):
+        return x @ self.own @ self.conv.weight.squeeze(1).t()
+
+
+class Slices(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(8, 8)
+        self.last = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.last(x) + self.table.weight[2:6].unsqueeze(0).sum()
+
+
+@pytest.mark.parametrize(
+    ("model", "name"), [(Squeezes, "`conv.weight`"), (Slices, "`table.weight`")]
+)
+def test_a_view_of_another_shape_is_explained_too(model, name):
+    engine = made(model())
+    with pytest.raises(RuntimeError) as raised:
+        engine(torch.ones(3, 8))
+    assert any(name in note for note in raised.value.__notes__)
+
+
+class Tied(nn.Module):
+    """A weight is tied to an earlier one, in a module that has no other and is not the last."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(8, 8, bias=False) for _ in range(3))
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.third(self.second(self.first(x)))
+
+
+def test_tied_modules_may_come_anywhere():
+    torch.manual_seed(0)
+    model = Tied()
+    plain = copy.deepcopy(model)
+    engine = made(model)
+    x = torch.ones(2, 8)
+    engine.backward(engine(x).sum())
+    plain(x).sum().backward()
+    for theirs, param in zip(plain.parameters(), model.parameters(), strict=True):
+        assert torch.equal(safe_get_full_grad(param), theirs.grad)

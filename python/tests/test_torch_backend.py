@@ -288,7 +288,7 @@ def test_ranks_that_call_different_things_are_told_both(ranks):
 
 
 def late(rank):
-    oxizero.init_distributed(timeout=datetime.timedelta(seconds=1))
+    oxizero.init_distributed("native", timeout=datetime.timedelta(seconds=1))
     engine = start(Constant(4), 1, oxizero=TORCH)
     engine.backward(engine(1.0))
     if rank == 1:
@@ -331,7 +331,7 @@ def test_a_panic_ends_the_engine_too_with_its_reason(monkeypatch):
 
 
 def fails_on_one(rank, operation, in_parts):
-    oxizero.init_distributed(timeout=datetime.timedelta(seconds=60))
+    oxizero.init_distributed("native", timeout=datetime.timedelta(seconds=60))
     model = Constant(4096)
     if in_parts:
         oxizero.mark_split(model.weight, 0, [0, 1] if rank < 2 else [2, 3])

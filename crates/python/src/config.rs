@@ -95,6 +95,12 @@ impl Config {
         self.0.model_dtype.map(torch_name)
     }
 
+    /// What the norm of gradients is clipped to; 0 where it is not.
+    #[getter]
+    fn gradient_clipping(&self) -> f64 {
+        self.0.clip_norm.unwrap_or(0.0)
+    }
+
     /// Steps between lines of progress, if any are wanted.
     #[getter]
     fn steps_per_print(&self) -> Option<usize> {

@@ -42,7 +42,10 @@ fn spec(param: &Param<'_>, arrangement: &Arrangement) -> PyResult<ParamSpec> {
     let Some((name, aliases)) = param.names.split_first() else {
         return Err(PyValueError::new_err("a parameter without a name"));
     };
-    let named = |error: PyErr| PyValueError::new_err(format!("parameter `{name}`: {error}"));
+    let named = |error: PyErr| {
+        let why = Python::attach(|py| error.value(py).to_string());
+        PyValueError::new_err(format!("parameter `{name}`: {why}"))
+    };
     let dtype = dtype(&param.dtype).map_err(named)?;
     let spec = ParamSpec::new(name, &param.shape, dtype, UnitId(param.unit));
     if let Some(initial) = &param.initial {

@@ -15,7 +15,7 @@ _opened = {}
 
 def open_store(here, timeout):
     """The store of all ranks. Where `torch.distributed` is not started, rank 0 keeps it, or the
-    launcher does."""
+    launcher does, whose store has what ranks said before they were restarted, too."""
     if distributed.is_initialized():
         return distributed.distributed_c10d._get_default_store()
     at = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -36,7 +36,8 @@ def open_store(here, timeout):
                 f"keeps: {_line(error)}; see whether rank 0 has started"
             ) from error
     _opened[at].set_timeout(timeout)
-    return _opened[at]
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return distributed.PrefixStore(f"oxizero attempt {attempt}", _opened[at])
 
 
 def ready(store, name, here, timeout):

@@ -1,4 +1,5 @@
-"""Clipping of gradients that no parameter holds, and a warning to those who would clip nothing."""
+"""torch's calls that look for gradients in parameters, where engines have them: `zero_grad` of a
+module means the engine's, and who would clip or measure nothing is warned."""
 
 import functools
 import warnings
@@ -9,7 +10,7 @@ import torch
 from oxizero import registry
 
 # Functions of torch.nn.utils that are given parameters and look at their `grad`.
-_WATCHED = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
+_CLIPPING = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
 _PLACES = (torch.nn.utils, torch.nn.utils.clip_grad)
 
 _watchers = weakref.WeakSet()
@@ -17,8 +18,8 @@ _originals = {}
 _has_warned = False
 
 
-class Clipping:
-    """What an engine has in place of torch.nn.utils.clip_grad_norm_."""
+class TorchCalls:
+    """What an engine has in place of torch's calls."""
 
     def clip_grad_norm_(self, max_norm, norm_type=2.0):
         """Clips the window's gradients to a norm, that of all parameters and ranks together, and
@@ -30,15 +31,23 @@ class Clipping:
 
 
 def watch(engine):
-    """Has torch's functions say that they find no gradients in an engine's parameters."""
+    """Has torch's calls know of an engine's gradients."""
     if not _originals:
-        for name in _WATCHED:
+        for name in _CLIPPING:
             for place in _PLACES:
-                original = getattr(place, name, None)
-                if original is not None:
-                    _originals[place, name] = original
-                    setattr(place, name, _watched(name, original))
+                _replace(place, name, _warning)
+        for place in _PLACES:
+            _replace(place, "get_total_norm", _measuring)
+        _replace(torch.nn.Module, "zero_grad", _zeroing)
     _watchers.add(engine)
+
+
+def _replace(place, name, made):
+    original = getattr(place, name, None)
+    if original is not None:
+        _originals[place, name] = original
+        setattr(place, name, made(name, original))
+        getattr(place, name)._oxizero_watched = True
 
 
 def unwatch(engine):
@@ -53,26 +62,50 @@ def unwatch(engine):
     _originals.clear()
 
 
-def _watched(name, original):
+def _zeroing(_, original):
+    @functools.wraps(original)
+    def zero_grad(module, set_to_none=True):
+        original(module, set_to_none)
+        params = set(map(id, module.parameters()))
+        for engine in list(_watchers):
+            engine.zero_grads_of(params)
+
+    return zero_grad
+
+
+def _warning(name, original):
     @functools.wraps(original)
     def watched(parameters, *args, **kwargs):
         if not isinstance(parameters, torch.Tensor):
             parameters = list(parameters)
-        _warn(name, [parameters] if isinstance(parameters, torch.Tensor) else parameters)
+        params = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+        if any(param.grad is None and registry.find(param) for param in params):
+            _warn(name)
         return original(parameters, *args, **kwargs)
 
-    watched._oxizero_watched = True
     return watched
 
 
-def _warn(name, params):
+def _measuring(name, original):
+    @functools.wraps(original)
+    def watched(tensors, *args, **kwargs):
+        if not isinstance(tensors, torch.Tensor):
+            tensors = list(tensors)
+            if not tensors and any(engine.has_grads for engine in _watchers):
+                _warn(name)
+        return original(tensors, *args, **kwargs)
+
+    return watched
+
+
+def _warn(name):
     global _has_warned
-    if _has_warned or not any(param.grad is None and registry.find(param) for param in params):
+    if _has_warned:
         return
     _has_warned = True
     warnings.warn(
         f"torch.nn.utils.{name} finds no gradients: the engine has them, and `param.grad` is None; "
         "call engine.clip_grad_norm_(max_norm) between backward and step, or set "
-        "`gradient_clipping` in the configuration",
+        "`gradient_clipping` in the configuration; engine.get_global_grad_norm() is the step's norm",
         stacklevel=3,
     )
