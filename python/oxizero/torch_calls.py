@@ -106,6 +106,6 @@ def _warn(name):
     warnings.warn(
         f"torch.nn.utils.{name} finds no gradients: the engine has them, and `param.grad` is None; "
         "call engine.clip_grad_norm_(max_norm) between backward and step, or set "
-        "`gradient_clipping` in the configuration; engine.get_global_grad_norm() is the step's norm",
+        "`gradient_clipping` in the configuration; get_global_grad_norm() is a step's norm",
         stacklevel=3,
     )

@@ -248,12 +248,13 @@ def undeclared(rank, chosen):
     engine = start(Mixture(), 3)
     with pytest.raises(oxizero.EngineError, match="set_z3_leaf_modules") as caught:
         step(engine, input_of(rank, 2, 4), chosen[rank])
-    return str(caught.value)
+    return "\n".join([str(caught.value), *caught.value.__notes__])
 
 
 def test_an_undeclared_module_that_ranks_skip_is_named(ranks):
     for rank, said in enumerate(ranks(2, undeclared, ((0,), (1,)))):
         assert f"blocks.0.experts.{rank}.weight" in said
+        assert f"module `blocks.0.experts.{rank}`" in said
     said = ranks(2, undeclared, ((0, 1), (0,)))
     assert "blocks.0.experts.1.weight" in said[0] and "blocks.1.experts.0.weight" in said[1]
 

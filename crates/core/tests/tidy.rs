@@ -111,7 +111,7 @@ const UNSAFE_FILES: &[&str] = &[
 const FOREIGN_WORDS: &[(&str, &[&str])] = &[
     ("crates/core/src/deepspeed/", &["fp16_master_weights_and_grads"]),
     ("crates/python/src/gathered.rs", &["utils"]),
-    ("python/", &["util", "utils"]),
+    ("python/", &["fp16_enabled", "util", "utils"]),
     ("bench/", &["utils"]),
     ("docs/pytorch.md", &["utils"]),
     ("README.md", &["utils"]),
