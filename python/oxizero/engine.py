@@ -132,21 +132,16 @@ class Engine(Checkpoints, Later, ModelFiles, Settings, TorchCalls, torch.nn.Modu
     def step(self, lr_kwargs=None):
         """Ends the micro-batch and, at the window's boundary, updates the weights and advances the
         schedule of the learning rate, whose `step` is given `lr_kwargs`."""
-        if self.is_gradient_accumulation_boundary():
-            check_metrics(self.lr_scheduler, lr_kwargs)
         self._settle()
         self._passes.check()
-        self._weights.check_model(self.module)
-        self._weights.check(self._core)
-        if not self._passes.has_ended:
-            raise EngineError(
-                "step() ends a micro-batch, and no backward has ended since the last step(); "
-                "engine.step() and optimizer.step() are the same, and one of them is to be called"
-            )
-        home = self._sharded or self._weights
-        home.take_over(self._core)
-        self._core.set_groups(groups(self.optimizer))
         self._has_applied = False
+        home = self._sharded or self._weights
+        try:
+            self._prepare_step(home, lr_kwargs)
+        except Exception:
+            with contextlib.suppress(EngineError):  # the others do not wait for this rank
+                self._core.refuse_step()
+            raise
         outcome = self._core.step()
         self._passes.stepped()
         self.micro_steps += 1
@@ -173,6 +168,20 @@ class Engine(Checkpoints, Later, ModelFiles, Settings, TorchCalls, torch.nn.Modu
         if self.lr_scheduler is not None:
             self.lr_scheduler.step(**(lr_kwargs or {}))
         self._print_progress()
+
+    def _prepare_step(self, home, lr_kwargs):
+        """All that a rank may refuse by itself."""
+        if self.is_gradient_accumulation_boundary():
+            check_metrics(self.lr_scheduler, lr_kwargs)
+        self._weights.check_model(self.module)
+        self._weights.check(self._core)
+        if not self._passes.has_ended:
+            raise EngineError(
+                "step() ends a micro-batch, and no backward has ended since the last step(); "
+                "engine.step() and optimizer.step() are the same, and one of them is to be called"
+            )
+        home.take_over(self._core)
+        self._core.set_groups(groups(self.optimizer))
 
     def _samples(self, held):
         """Samples of all ranks in so many micro-batches."""

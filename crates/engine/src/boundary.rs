@@ -53,6 +53,23 @@ impl Engine {
 
     /// Ends the micro-batch and, at the window's boundary, updates the weights; a collective call.
     pub fn step(&mut self) -> Result<StepOutcome, EngineError> {
+        self.step_unless(false)
+    }
+
+    /// Takes part in the step that the other ranks take, where this rank's front-end refuses it:
+    /// they are told, and nothing is updated. Then the window is complete, and `step` may be called
+    /// again. Within a window there is nothing to take part in.
+    pub fn refuse_step(&mut self) -> Result<(), EngineError> {
+        match self.window.state {
+            WindowState::Accumulating(n) if !self.ends(n + 1) => Ok(()),
+            _ => match self.step_unless(true) {
+                Err(EngineError::PeerRefused { .. }) => Ok(()),
+                other => other.map(|_| ()),
+            },
+        }
+    }
+
+    fn step_unless(&mut self, refuses: bool) -> Result<StepOutcome, EngineError> {
         self.check_alive()?;
         if self.window.micro_batch != MicroBatch::BackwardEnded {
             return Err(EngineError::NoBackward);
@@ -71,7 +88,8 @@ impl Engine {
         self.look_after_save()?;
         self.reduce_window("step")?;
         let reduced = self.take_reduced();
-        let report = self.report(&reduced);
+        let mut report = self.report(&reduced);
+        report.refuses |= refuses;
         let verdict = match self.judge(report) {
             Ok(verdict) => verdict,
             Err(error) => {

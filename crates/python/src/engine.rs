@@ -185,6 +185,11 @@ impl Engine {
         self.run(py, oxizero::Engine::backward_end)
     }
 
+    /// Takes part in the others' step, which this rank refuses.
+    fn refuse_step(&self, py: Python<'_>) -> PyResult<()> {
+        self.run(py, oxizero::Engine::refuse_step)
+    }
+
     /// Ends the micro-batch and, at the boundary, updates the weights; says what happened.
     fn step<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let outcome = self.run(py, oxizero::Engine::step)?;
