@@ -130,6 +130,25 @@ fn whole_gradients_of_another_shape_are_refused_on_all_ranks() {
     });
 }
 
+/// Nobody waits for the rank that refuses, nothing is updated, and the step may be taken again.
+#[test]
+fn a_step_that_one_rank_refuses_is_taken_by_none() {
+    let trial = on(&mesh(&[("data", 2)]), two_units(F32, |_, _| vec![vec![1.0]]));
+    each_stage(&trial, |trial| {
+        each_rank(trial, |engine| {
+            trial.micro_batch(engine, 0, 0).unwrap();
+            if rank_of(engine) == 1 {
+                engine.refuse_step().unwrap();
+            } else {
+                let error = engine.step().unwrap_err();
+                assert!(matches!(error, EngineError::PeerRefused { rank: Rank(1) }), "{error:?}");
+            }
+            let outcome = engine.step().unwrap();
+            assert!(matches!(outcome, StepOutcome::Applied { .. }), "{outcome:?}");
+        });
+    });
+}
+
 /// The last rank had one more micro-batch, or one of another weight, than the rank beside it.
 #[test]
 fn micro_batches_that_differ_along_a_tensor_axis_are_refused_on_all_ranks() {
