@@ -1,4 +1,4 @@
-//! The burn front-end of oxizero: burn modules as segments of the engine, and a Llama model.
+//! The burn front-end of oxizero: burn modules as segments of the engine, and two transformers.
 //!
 //! burn is pinned to the patch, and no other crate of the workspace touches it.
 #![forbid(unsafe_code)]
@@ -6,7 +6,9 @@
 mod adapter;
 mod dropout;
 mod fused;
+pub mod gpt2;
 pub mod llama;
+pub mod transformer;
 
 pub use adapter::{
     Block, BurnError, Context, Layer, Model, ModelBuilder, Source, Tape, decay_matrices,

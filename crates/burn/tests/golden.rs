@@ -1,4 +1,5 @@
-//! The Llama model against numbers that `transformers` computed (see golden/make_llama.py).
+//! The transformers, as their `config.json` tells them, against numbers that the library of that
+//! name computed (see golden/make_golden.py).
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -6,7 +7,8 @@ mod common;
 
 use burn::tensor::Device;
 use common::{Grads, Weights, ids, infer, keep, recompute, scalar, values};
-use oxizero_burn::llama::{self, Tokens};
+use oxizero_burn::llama::Tokens;
+use oxizero_burn::transformer;
 use oxizero_core::config::ModelConfig;
 use oxizero_core::{DType, ParamSpec};
 use safetensors::SafeTensors;
@@ -16,33 +18,25 @@ const TOLERANCE: f32 = 1e-5;
 
 struct Golden {
     bytes: &'static [u8],
-    tied: bool,
+    config: &'static str,
 }
 
-const GOLDEN: [Golden; 2] = [
-    Golden { bytes: include_bytes!("golden/llama_untied.safetensors"), tied: false },
-    Golden { bytes: include_bytes!("golden/llama_tied.safetensors"), tied: true },
-];
+macro_rules! golden {
+    ($name:literal) => {
+        Golden {
+            bytes: include_bytes!(concat!("golden/", $name, ".safetensors")),
+            config: include_str!(concat!("golden/", $name, ".json")),
+        }
+    };
+}
+
+const GOLDEN: [Golden; 4] =
+    [golden!("llama_untied"), golden!("llama_tied"), golden!("gpt2_untied"), golden!("gpt2_tied")];
 
 impl Golden {
-    fn config(&self) -> ModelConfig {
-        ModelConfig {
-            vocab_size: 31,
-            hidden_size: 16,
-            intermediate_size: 24,
-            layers: 2,
-            heads: 4,
-            kv_heads: 2,
-            context: 16,
-            rope_theta: 10_000.0,
-            norm_eps: 1e-5,
-            tied: self.tied,
-            ..ModelConfig::default()
-        }
-    }
-
     fn model(&self) -> oxizero_burn::Model<Tokens> {
-        llama::model(&self.config(), DType::F32, DType::F32, &Device::flex()).unwrap()
+        let config = ModelConfig::from_hub(self.config).unwrap();
+        transformer::model(&config, DType::F32, DType::F32, &Device::flex()).unwrap()
     }
 
     fn tensors(&self) -> SafeTensors<'static> {

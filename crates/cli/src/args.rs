@@ -13,6 +13,7 @@ use crate::checkpoints::{ConvertArguments, InspectArguments};
 use crate::data::read_file;
 use crate::error::CliError;
 use crate::experiment::ExperimentArguments;
+use crate::initial;
 use crate::parity::ParityArguments;
 
 const EXIT_CODES: &str = "\
@@ -30,7 +31,7 @@ pub(crate) struct Arguments {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Train a transformer on bytes of text, over several ranks of this machine.
+    /// Train a transformer on text, over several ranks of this machine.
     Train(TrainArguments),
     /// Show how many bytes each rank would hold, before anything is allocated.
     Plan(Overrides),
@@ -66,13 +67,23 @@ pub(crate) struct TrainArguments {
     #[arg(long, value_name = "RUN")]
     pub(crate) resume: Option<PathBuf>,
     /// Start from the weights of a safetensors file, or of a folder as on the Hugging Face hub,
-    /// with the names of Llama models; the optimizer starts anew.
+    /// whose config.json then tells the model (llama or gpt2); the optimizer starts anew.
     #[arg(long, value_name = "PATH", conflicts_with = "resume")]
     pub(crate) init_from: Option<PathBuf>,
     /// Write what each rank does, and when, for Perfetto or Chrome's tracing page; of several
     /// ranks, rank 2's is FILE with a 2 before its extension.
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
+}
+
+impl TrainArguments {
+    /// The configuration of a run that goes on from none.
+    pub(crate) fn config(&self) -> Result<Config, CliError> {
+        match &self.init_from {
+            None => self.overrides.config(),
+            Some(init) => self.overrides.config_from(init),
+        }
+    }
 }
 
 /// The configuration and what overrides it.
@@ -146,9 +157,24 @@ impl Overrides {
 
     /// The configuration file with the flags in, validated.
     pub(crate) fn config(&self) -> Result<Config, CliError> {
+        self.config_with(|_| Ok(()))
+    }
+
+    /// The configuration of a run that starts from the weights in `init`, whose model is theirs.
+    pub(crate) fn config_from(&self, init: &Path) -> Result<Config, CliError> {
+        let Some(told) = initial::told(init)? else { return self.config() };
+        let text = self.config.as_deref().map(read_text).transpose()?.unwrap_or_default();
+        self.config_with(|config| told.put_in(&mut config.model, &Config::stated_in_model(&text)))
+    }
+
+    fn config_with(
+        &self,
+        adjust: impl FnOnce(&mut Config) -> Result<(), CliError>,
+    ) -> Result<Config, CliError> {
         let file = self.config.as_deref().map(read_config).transpose()?;
         let mut config = file.clone().unwrap_or_default();
         self.apply(&mut config);
+        adjust(&mut config)?;
         config.validate().map_err(|why| match (&self.config, file) {
             (Some(path), Some(file)) if file.validate() == Err(why.clone()) => {
                 CliError::ConfigFile { path: path.into(), why }
@@ -175,9 +201,13 @@ impl Overrides {
     }
 }
 
+pub(crate) fn read_text(path: &Path) -> Result<String, CliError> {
+    String::from_utf8(read_file(path)?)
+        .map_err(|_| CliError::path("read", path)(io::Error::other("it is no UTF-8 text")))
+}
+
 pub(crate) fn read_config(path: &Path) -> Result<Config, CliError> {
-    let text = String::from_utf8(read_file(path)?)
-        .map_err(|_| CliError::path("read", path)(io::Error::other("it is no UTF-8 text")))?;
+    let text = read_text(path)?;
     Config::from_toml(&text).map_err(|why| CliError::ConfigFile { path: path.into(), why })
 }
 

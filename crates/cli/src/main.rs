@@ -79,7 +79,7 @@ fn bench_all(jobs: Vec<BenchJob>) -> Result<(), CliError> {
 /// Everything that can be refused is, before the folder is made and a rank is started.
 fn train(arguments: &TrainArguments) -> Result<(), CliError> {
     let (config, resume) = match &arguments.resume {
-        None => (arguments.overrides.config()?, None),
+        None => (arguments.config()?, None),
         Some(run) => {
             let checkpoint = checkpoints::of_run(run).open(None)?;
             let before = read_config(&run_folder::config_path(run))?;

@@ -2,8 +2,8 @@
 
 use oxizero::chain::Recompute;
 use oxizero::{EngineOptions, GroupOptions, OptimizerSetup};
-use oxizero_burn::llama::{self, Tokens};
-use oxizero_burn::{BurnError, Model, cpu};
+use oxizero_burn::llama::Tokens;
+use oxizero_burn::{BurnError, Model, cpu, transformer};
 use oxizero_comm::Computes;
 use oxizero_core::config::{self, Compute, DecayKind, OptimizerKind};
 use oxizero_core::{Config, DType, Overlap, Placement, WorldSize};
@@ -14,7 +14,7 @@ use oxizero_optim::{
 
 /// The transformer, on the CPU.
 pub(crate) fn model(config: &Config) -> Result<Model<Tokens>, BurnError> {
-    llama::model(&config.model, config.precision.model, compute(config), &cpu())
+    transformer::model(&config.model, config.precision.model, compute(config), &cpu())
 }
 
 /// The dtype of forward and backward.

@@ -12,7 +12,8 @@ use oxizero::chain::{Chain, Recompute};
 use oxizero::{
     Backend, Engine, LoadOptions, RunFolder, Sampler, SaveOptions, Scope, StepOutcome, step_name,
 };
-use oxizero_burn::llama::{Sampling, Tokens, generate, init_param};
+use oxizero_burn::llama::{Sampling, Tokens, generate};
+use oxizero_burn::transformer::init_param;
 use oxizero_burn::{Block, cpu, scalar};
 use oxizero_checkpoint::WeightFiles;
 use oxizero_core::config::TrainConfig;

@@ -79,6 +79,63 @@ fn a_run_starts_from_the_weights_of_files() {
     assert!(!place.path().join("runs/0003").exists());
 }
 
+/// A model that `common::TINY` is not, as a configuration and as the hub's `config.json`.
+const GPT2: &str = r#"
+[model]
+kind = "gpt2"
+vocab_size = 260
+hidden_size = 24
+intermediate_size = 96
+layers = 1
+heads = 3
+kv_heads = 3
+context = 16
+positions = 20
+norm_eps = 1e-4
+"#;
+const GPT2_JSON: &str = r#"{
+  "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 260, "n_embd": 24,
+  "n_inner": null, "n_layer": 1, "n_head": 3, "n_positions": 20, "layer_norm_epsilon": 1e-4,
+  "activation_function": "gelu_new", "attn_pdrop": 0.1, "tie_word_embeddings": true
+}"#;
+
+#[test]
+fn the_model_is_the_one_that_config_json_tells() {
+    let place = Place::new();
+    let rest = common::TINY.split_once("[schedule]").unwrap().1;
+    place.write("gpt2.toml", &format!("{GPT2}[schedule]{rest}"));
+    place.write("bare.toml", &format!("[model]\ncontext = 16\n[schedule]{rest}"));
+    run(&place, "first", "gpt2.toml --stage 3 --save-every 3");
+    place.run("convert first --to safetensors hub");
+    place.write("hub/config.json", GPT2_JSON);
+    let words = |config: &str| format!("train {config} --json --init-from hub --ranks 1");
+    let first =
+        place.events("train gpt2.toml --json --init-from first/model.safetensors --ranks 1");
+    assert_eq!(first[1], place.events(&words("bare.toml"))[1]);
+    assert_eq!(first[1], place.events(&words("gpt2.toml"))[1]);
+
+    let refusals = [
+        ("tiny.toml", "n_inner", "model.heads is 2 in the configuration, and 3 by"),
+        ("long.toml", "n_inner", "model.context is 21 in the configuration, and the model has 20"),
+        ("bare.toml", "rotary_pct", "hub/config.json: unknown field `rotary_pct`"),
+        ("bare.toml", "n_layer", "it has no `transformer.h.1."),
+    ];
+    place.write("long.toml", "model.context = 21");
+    for (config, field, expected) in refusals {
+        let json = GPT2_JSON.replace("\"n_layer\": 1", "\"n_layer\": 2");
+        let json = if field == "n_layer" { &json } else { GPT2_JSON };
+        let json = match field {
+            "rotary_pct" => json.replace("{", "{\"rotary_pct\": 0.5,"),
+            _ => json.to_owned(),
+        };
+        place.write("hub/config.json", &json);
+        let refused = place.run(&words(config));
+        assert_eq!(refused.status.code(), Some(2));
+        let said = String::from_utf8(refused.stderr).unwrap();
+        assert!(said.contains(expected), "{said}");
+    }
+}
+
 #[test]
 fn a_checkpoint_is_inspected_verified_and_converted() {
     let place = Place::new();

@@ -55,7 +55,7 @@ impl Attention {
 }
 
 /// The softmax of scores over the positions up to a row's own, in f32.
-fn attend(scores: Tensor<4>) -> Tensor<4> {
+pub(crate) fn attend(scores: Tensor<4>) -> Tensor<4> {
     if let Some(weights) = fused::causal_softmax(&scores) {
         return weights;
     }

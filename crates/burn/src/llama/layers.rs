@@ -7,48 +7,48 @@ use burn::tensor::{DType, Device, Int, Tensor, activation, module};
 use crate::fused;
 
 /// A parameter that has a shape and no value: the engine owns the values.
-pub(super) fn declared<const D: usize>(shape: [usize; D], device: &Device) -> Param<Tensor<D>> {
+pub(crate) fn declared<const D: usize>(shape: [usize; D], device: &Device) -> Param<Tensor<D>> {
     let init = move |device: &Device, _| Tensor::zeros(shape, device);
     Param::uninitialized(ParamId::new(), init, device.clone(), true, shape.into())
 }
 
 /// A matrix product without bias.
 #[derive(Module, Debug)]
-pub(super) struct Linear {
+pub(crate) struct Linear {
     /// `[outputs, inputs]`.
     weight: Param<Tensor<2>>,
 }
 
 impl Linear {
-    pub(super) fn new(inputs: usize, outputs: usize, device: &Device) -> Self {
+    pub(crate) fn new(inputs: usize, outputs: usize, device: &Device) -> Self {
         Self { weight: declared([outputs, inputs], device) }
     }
 
     /// From `[rows, inputs]` to `[rows, outputs]`.
-    pub(super) fn forward(&self, input: Tensor<2>) -> Tensor<2> {
+    pub(crate) fn forward(&self, input: Tensor<2>) -> Tensor<2> {
         product(input, self.weight.val())
     }
 }
 
 /// A table of one vector a token, which may also be the head.
 #[derive(Module, Debug)]
-pub(super) struct Embedding {
+pub(crate) struct Embedding {
     /// `[vocabulary, hidden]`.
     weight: Param<Tensor<2>>,
 }
 
 impl Embedding {
-    pub(super) fn new(vocab_size: usize, hidden_size: usize, device: &Device) -> Self {
+    pub(crate) fn new(vocab_size: usize, hidden_size: usize, device: &Device) -> Self {
         Self { weight: declared([vocab_size, hidden_size], device) }
     }
 
     /// From `[batch, positions]` to `[batch, positions, hidden]`.
-    pub(super) fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+    pub(crate) fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         module::embedding(self.weight.val(), tokens)
     }
 
     /// From `[rows, hidden]` to `[rows, vocabulary]`.
-    pub(super) fn logits(&self, input: Tensor<2>) -> Tensor<2> {
+    pub(crate) fn logits(&self, input: Tensor<2>) -> Tensor<2> {
         product(input, self.weight.val())
     }
 }

@@ -10,6 +10,9 @@ mod layers;
 mod rotary;
 mod segments;
 
+pub(crate) use attention::attend;
 pub use generate::{Sampling, generate};
 pub use init::init_param;
+pub(crate) use layers::{Embedding, Linear, declared};
+pub(crate) use segments::finish;
 pub use segments::{Tokens, model};

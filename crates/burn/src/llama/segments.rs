@@ -48,7 +48,7 @@ impl Tokens {
     }
 
     /// Refuses what would be looked up outside of the embedding, or of a row of logits.
-    fn check(&self, vocab_size: usize) {
+    pub(crate) fn check(&self, vocab_size: usize) {
         let all = [("token", Some(&self.tokens)), ("target", self.targets.as_ref())];
         for (what, numbers) in all.into_iter().filter_map(|(what, some)| Some((what, some?))) {
             let [_, positions] = numbers.dims();
@@ -184,7 +184,11 @@ impl Layer<Tokens> for TiedHead {
 }
 
 /// The loss, or the logits where the batch has no targets. `logits` is `[rows, vocabulary]`.
-fn finish(batch: &Tokens, [sequences, positions, _]: [usize; 3], logits: Tensor<2>) -> Tensor<3> {
+pub(crate) fn finish(
+    batch: &Tokens,
+    [sequences, positions, _]: [usize; 3],
+    logits: Tensor<2>,
+) -> Tensor<3> {
     let logits = logits.cast(DType::F32);
     let Some(targets) = batch.targets.clone() else {
         let vocab_size = logits.dims()[1];

@@ -5,6 +5,7 @@
 //! values; every error names the field, its value, and what is allowed. Reads no files.
 
 mod check;
+mod hub;
 mod model;
 mod parse;
 mod run;
@@ -12,7 +13,7 @@ mod training;
 
 use serde::{Deserialize, Serialize};
 
-pub use model::{Compute, ModelConfig};
+pub use model::{Compute, ModelConfig, ModelKind};
 pub use run::{DataConfig, Launch, RunConfig};
 pub use training::{
     DecayKind, OptimizerConfig, OptimizerKind, Recompute, ScheduleConfig, TrainConfig, ZeroConfig,
@@ -131,13 +132,15 @@ mod tests {
     /// Every field differs from its default.
     const FULL: &str = r#"
 [model]
+kind = "gpt2"
 vocab_size = 512
 hidden_size = 96
 intermediate_size = 250
 layers = 3
 heads = 12
-kv_heads = 4
+kv_heads = 12
 context = 77
+positions = 80
 rope_theta = 500000.0
 norm_eps = 1e-6
 tied = false
@@ -296,6 +299,9 @@ deadline_seconds = 11.5
             ("model.heads = 7", "model.hidden_size"),
             ("model.kv_heads = 4", "model.heads"),
             ("model.hidden_size = 30\nmodel.heads = 6", "model.heads"),
+            ("model.kv_heads = 3\nmodel.kind = 'gpt2'", "model.heads"),
+            ("model.positions = 512", "model.kind"),
+            ("model.positions = 127\nmodel.kind = 'gpt2'", "model.context"),
             ("schedule.warmup_steps = 1000000", "train.steps"),
             ("zero.stage = 3\ntrain.recompute = 'never'", "train.recompute"),
         ];

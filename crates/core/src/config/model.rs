@@ -5,10 +5,12 @@ use serde::{Deserialize, Serialize};
 use super::check;
 use crate::ConfigError;
 
-/// A Llama-style transformer: RMSNorm, rotary positions, SwiGLU, grouped-query attention.
+/// A decoder-only transformer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ModelConfig {
+    /// How its blocks are built.
+    pub kind: ModelKind,
     /// Tokens in the vocabulary; at least the byte tokenizer's 256.
     pub vocab_size: usize,
     /// Width of the residual stream.
@@ -23,9 +25,11 @@ pub struct ModelConfig {
     pub kv_heads: usize,
     /// Tokens in a sequence.
     pub context: usize,
-    /// Base of the rotary position angles.
+    /// Rows of the table of learned positions, which only GPT-2 has; absent for `context`.
+    pub positions: Option<usize>,
+    /// Base of the rotary position angles, which only Llama has.
     pub rope_theta: f64,
-    /// Added to the mean square in RMSNorm.
+    /// Added to the mean square in RMSNorm, to the variance in LayerNorm.
     pub norm_eps: f64,
     /// Whether the head is the embedding's weight.
     pub tied: bool,
@@ -33,6 +37,19 @@ pub struct ModelConfig {
     pub dropout: f64,
     /// The dtype of forward and backward.
     pub compute: Compute,
+}
+
+/// The families of transformers, by the names that their weights and `config.json` have on the
+/// Hugging Face hub.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ModelKind {
+    /// RMSNorm, rotary positions, SwiGLU, grouped-query attention, no biases (Touvron et al.,
+    /// 2023).
+    #[default]
+    Llama,
+    /// LayerNorm, learned positions, GELU, biases (Radford et al., 2019).
+    Gpt2,
 }
 
 /// The dtype in which forward and backward calculate.
@@ -51,6 +68,7 @@ pub enum Compute {
 impl Default for ModelConfig {
     fn default() -> Self {
         Self {
+            kind: ModelKind::Llama,
             vocab_size: 256,
             hidden_size: 192,
             intermediate_size: 512,
@@ -58,6 +76,7 @@ impl Default for ModelConfig {
             heads: 6,
             kv_heads: 2,
             context: 128,
+            positions: None,
             rope_theta: 10_000.0,
             norm_eps: 1e-5,
             tied: true,
@@ -85,7 +104,28 @@ impl ModelConfig {
         check::positive("model.rope_theta", self.rope_theta)?;
         check::positive("model.norm_eps", self.norm_eps)?;
         check::below_one("model.dropout", self.dropout)?;
+        self.validate_positions()?;
         self.validate_heads()
+    }
+
+    fn validate_positions(&self) -> Result<(), ConfigError> {
+        let Some(positions) = self.positions else { return Ok(()) };
+        check::count("model.positions", positions, 1..=check::SIZE_MAX)?;
+        let first = format!("model.positions = {positions}");
+        let conflict = |second: String, advice: &str| {
+            Err(ConfigError::Conflict { first: first.clone(), second, advice: advice.into() })
+        };
+        match self.kind {
+            ModelKind::Llama => conflict(
+                "model.kind = \"llama\"".into(),
+                "its positions are angles, not learned; leave the field out",
+            ),
+            ModelKind::Gpt2 if positions < self.context => conflict(
+                format!("model.context = {}", self.context),
+                "a sequence may not be longer than the table of positions",
+            ),
+            ModelKind::Gpt2 => Ok(()),
+        }
     }
 
     fn validate_heads(&self) -> Result<(), ConfigError> {
@@ -98,7 +138,11 @@ impl ModelConfig {
             let nearest = hidden_size.next_multiple_of(heads);
             return conflict(hidden, format!("heads must divide it; {nearest} would work"));
         }
-        if !self.head_size().is_multiple_of(2) {
+        if self.kind == ModelKind::Gpt2 && heads != kv_heads {
+            let advice = format!("GPT-2 has a key and value head a query head; {heads} would work");
+            return conflict(format!("model.kv_heads = {kv_heads}"), advice);
+        }
+        if self.kind == ModelKind::Llama && !self.head_size().is_multiple_of(2) {
             let advice = format!(
                 "a head of {} elements has no pairs to rotate; {} would work",
                 self.head_size(),
