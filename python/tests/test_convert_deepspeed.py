@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 from deepspeed_model import CASES, MORE_STEPS, STEPS, Net, adamw, batch
+from running import OXIZERO, run, succeed
 
 import oxizero
 from oxizero import convert_deepspeed, utils
@@ -150,3 +151,14 @@ def test_the_command_says_where_it_wrote_or_why_not(copy, tmp_path, capsys):
     assert (out / "latest").read_text() == f"{copy.name}\n"
     assert convert_deepspeed.main([str(tmp_path), str(out)]) == 1
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_the_package_s_command_converts_too(copy, tmp_path):
+    out = tmp_path / "out"
+    words = [*OXIZERO, "convert", "--from", "deepspeed"]
+    assert succeed([*words, copy, out]) == f"{out / copy.name}\n"
+    assert (out / "latest").read_text() == f"{copy.name}\n"
+    ended = run([*words, tmp_path, tmp_path / "other"])
+    assert ended.returncode == 1 and ended.stderr.startswith("error: ")
+    ended = run([*OXIZERO, "convert", copy, out, "--to", "safetensors"])
+    assert ended.returncode == 2 and "--from" in ended.stderr

@@ -29,8 +29,11 @@ pub(crate) struct ConvertArguments {
     /// A run's folder, a folder of checkpoints, or a checkpoint.
     run: PathBuf,
     /// What is written.
-    #[arg(long, value_enum)]
-    to: Format,
+    #[arg(long, value_enum, required_unless_present = "source")]
+    to: Option<Format>,
+    /// Whose checkpoint it is, if another's; the Python package reads those.
+    #[arg(long = "from", value_enum, conflicts_with = "to")]
+    source: Option<Source>,
     /// Where; a new or an empty folder.
     out: PathBuf,
     /// What weights are rounded to; each to the dtype that the model had it in, if absent.
@@ -46,6 +49,13 @@ pub(crate) struct ConvertArguments {
 enum Format {
     /// The Hugging Face layout.
     Safetensors,
+}
+
+/// Who else writes checkpoints.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Source {
+    /// DeepSpeed, ZeRO stages 1, 2 and 3.
+    Deepspeed,
 }
 
 /// The checkpoints of the run in `folder`.
@@ -102,7 +112,16 @@ pub(crate) fn inspect(arguments: &InspectArguments) -> Result<(), CliError> {
 
 /// Writes a checkpoint's weights.
 pub(crate) fn convert(arguments: &ConvertArguments) -> Result<(), CliError> {
-    let ConvertArguments { run, to: Format::Safetensors, out, dtype, shard_size } = arguments;
+    let ConvertArguments { run, to, source, out, dtype, shard_size } = arguments;
+    if let Some(Source::Deepspeed) = source {
+        return Err(CliError::Data(format!(
+            "checkpoints of DeepSpeed are read by the Python package, not by this command: where \
+             it is installed, run `python -m oxizero.convert_deepspeed {} {}`",
+            run.display(),
+            out.display()
+        )));
+    }
+    let Some(Format::Safetensors) = to else { unreachable!("clap wants --to or --from") };
     let options = ExportOptions { dtype: *dtype, shard_bytes: *shard_size };
     let names = open(run)?.export(out, options)?;
     let list: String = names.iter().map(|name| format!("{}\n", out.join(name).display())).collect();

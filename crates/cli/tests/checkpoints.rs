@@ -173,3 +173,13 @@ fn a_checkpoint_is_inspected_verified_and_converted() {
     let output = place.run("inspect nothing");
     assert_eq!(output.status.code(), Some(2));
 }
+
+#[test]
+fn what_the_python_package_converts_is_said() {
+    let place = Place::new();
+    let refused = place.run("convert --from deepspeed theirs ours");
+    assert_eq!(refused.status.code(), Some(2));
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(said.contains("`python -m oxizero.convert_deepspeed theirs ours`"), "{said}");
+    assert_eq!(place.run("convert theirs ours").status.code(), Some(2));
+}

@@ -24,12 +24,14 @@ const LINES_SHOWN: usize = 15;
 const REFUSED: u8 = 2;
 
 const COMMAND_HELP: &str = "\
-Starts training scripts as several ranks of this machine
+Starts training scripts as several ranks of this machine, and takes over DeepSpeed's checkpoints
 
 Usage: oxizero launch -n <N> <SCRIPT.py> [ARGUMENTS]
+       oxizero convert --from deepspeed <FOLDER> <OUT>
 
 Commands:
   launch         Start a script as several ranks; `oxizero launch --help` says more
+  convert        Make a checkpoint of one of DeepSpeed's; `oxizero convert --help` says more
 
 Options:
   -h, --help     Print help
