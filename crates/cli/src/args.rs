@@ -104,6 +104,10 @@ pub(crate) struct Overrides {
     /// A text file, or a folder of them; the Rust sources of this build if absent [data.path].
     #[arg(long, value_name = "PATH")]
     data: Option<String>,
+    /// A tokenizer.json as on the Hugging Face hub, to read the text by; bytes if absent
+    /// [data.tokenizer].
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<String>,
     /// Seed of weights, data order and split [train.seed].
     #[arg(long, value_name = "SEED")]
     seed: Option<u64>,
@@ -195,6 +199,7 @@ impl Overrides {
         set(&mut config.train.keep_last, self.keep_last);
         set(&mut config.run.launch, self.in_process.then_some(Launch::Threads));
         set_some(&mut config.data.path, &self.data);
+        set_some(&mut config.data.tokenizer, &self.tokenizer);
         set_some(&mut config.run.threads_per_rank, &self.threads_per_rank);
         set_some(&mut config.zero.bucket_bytes_max, &self.bucket_bytes);
         set_some(&mut config.run.folder, &self.run_folder);
@@ -257,13 +262,14 @@ mod tests {
     fn every_flag_overrides_its_field() {
         let flags = "--ranks 3 --stage 1 --steps 9 --data d --seed 4 --in-process \
                      --threads-per-rank 2 --micro-batch 5 --accumulation 6 --bucket-bytes 7 \
-                     --save-every 8 --keep-last 3 --run-folder f";
+                     --save-every 8 --keep-last 3 --run-folder f --tokenizer t.json";
         let config = overrides(flags).config().unwrap();
         let mut expected = Config::default();
         expected.run.ranks = 3;
         expected.zero.stage = Stage::Zero1;
         expected.train.steps = 9;
         expected.data.path = Some("d".into());
+        expected.data.tokenizer = Some("t.json".into());
         expected.train.seed = 4;
         expected.train.save_every = 8;
         expected.train.keep_last = 3;

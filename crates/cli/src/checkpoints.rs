@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use oxizero_checkpoint::{Checkpoint, Dtype, ExportOptions, RunFolder, Tensor};
 use oxizero_core::Bytes;
 
+use crate::data::Corpus;
 use crate::error::CliError;
 
 /// The folder of a run's checkpoints, in the run's folder.
@@ -72,6 +73,26 @@ fn open(folder: &Path) -> Result<Checkpoint, CliError> {
     } else {
         RunFolder::new(folder).open(None)?
     })
+}
+
+/// Refuses to go on from a checkpoint with tokens that another tokenizer makes.
+pub(crate) fn refuse_other(checkpoint: &Checkpoint, corpus: &Corpus) -> Result<(), CliError> {
+    let before = &checkpoint.manifest().caller["tokenizer"];
+    let before = before["sha256"].as_str().map(|hash| (before["path"].as_str(), hash));
+    let now = corpus.tokenized.as_ref().map(|tokenized| &tokenized.tokenizer);
+    if before.map(|(_, hash)| hash) == now.map(|file| file.sha256.as_str()) {
+        return Ok(());
+    }
+    let words = |file: Option<(&str, &str)>| match file {
+        None => "bytes".to_owned(),
+        Some((path, hash)) => format!("tokens of `{path}` (sha256 {hash})"),
+    };
+    Err(CliError::Data(format!(
+        "the checkpoint `{}` was trained on {}, and the run is to read {}: give the same tokenizer",
+        checkpoint.folder().display(),
+        words(before.map(|(path, hash)| (path.unwrap_or("?"), hash))),
+        words(now.map(|file| (file.path.as_str(), file.sha256.as_str()))),
+    )))
 }
 
 /// Shows what is in a checkpoint.

@@ -84,12 +84,14 @@ fn train(arguments: &TrainArguments) -> Result<(), CliError> {
             let checkpoint = checkpoints::of_run(run).open(None)?;
             let before = read_config(&run_folder::config_path(run))?;
             let config = arguments.overrides.config_after(before)?;
-            (config, Some(checkpoint.folder().to_path_buf()))
+            (config, Some(checkpoint))
         }
     };
     let init = arguments.init_from.clone();
     init.iter().try_for_each(|path| initial::check(path, &config))?;
     let corpus = Corpus::load(&config)?;
+    resume.iter().try_for_each(|checkpoint| checkpoints::refuse_other(checkpoint, &corpus))?;
+    let resume = resume.map(|checkpoint| checkpoint.folder().to_path_buf());
     let run_folder = RunFolder::create(&config)?;
     let folder = run_folder.path().to_path_buf();
     let (json, trace) = (arguments.json, arguments.trace.clone());

@@ -48,7 +48,7 @@ pub(crate) struct Step {
     pub(crate) step: usize,
     /// Steps of the run.
     pub(crate) of: usize,
-    /// Mean cross-entropy over all ranks' micro-batches, in nats per byte.
+    /// Mean cross-entropy over all ranks' micro-batches, in nats per token.
     pub(crate) loss: f64,
     /// The learning rate that was applied.
     pub(crate) lr: f64,

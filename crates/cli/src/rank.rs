@@ -11,7 +11,7 @@ use oxizero_comm::{Beside, CommError, Communicator, overlapped};
 use oxizero_core::Rank;
 use oxizero_core::config::{Launch, TrainConfig};
 
-use crate::data::bigram_entropy;
+use crate::data::{Tokenized, bigram_entropy};
 use crate::job::Job;
 use crate::launch::{Blame, threads_per_rank};
 use crate::plan::at_most;
@@ -97,8 +97,9 @@ pub(crate) fn run(
     let mut sample = None;
     if trained.after().bits_per_byte.is_finite() {
         let weights = trainer.weights()?;
-        sample = Some(trainer.sample()?);
+        let tokens = trainer.sample()?;
         if output.is_shown() {
+            sample = Some(job.corpus.text_of(&tokens).map_err(io::Error::other)?);
             save_model(&job.folder, &weights)?;
         }
     }
@@ -282,6 +283,12 @@ fn start(job: &Job, trainer: &Trainer<'_>, bigram_entropy: f64) -> Event {
         config.train.steps
     );
     let mut words = vec![("model", model), ("ranks", ranks), ("batch", batch)];
+    if let Some(Tokenized { tokenizer, train, validation }) = &job.corpus.tokenized {
+        let (train, validation) = (train.len(), validation.len());
+        let (path, hash) = (&tokenizer.path, &tokenizer.sha256);
+        let tokens = format!("{train} to train on, {validation} to validate on");
+        words.insert(0, ("tokens", format!("{tokens}, by `{path}`, sha256 {hash}")));
+    }
     for path in trainer.engine().gradient_paths() {
         let changed = path.hops.iter().filter_map(|hop| Some((hop, hop.why?)));
         let told = changed.map(|(Hop { place, dtype, asked, .. }, why)| {

@@ -35,7 +35,7 @@ const DROPOUT: u64 = u64::from_be_bytes(*b"dropout ");
 const INITIAL: u64 = u64::from_be_bytes(*b"initial ");
 const SAMPLE: u64 = u64::from_be_bytes(*b"sample  ");
 
-/// Bytes of validation text that a sample starts with, and bytes that the model adds.
+/// Tokens of validation text that a sample starts with, and tokens that the model adds.
 const PROMPT: usize = 48;
 const ADDED: usize = 200;
 const TEMPERATURE: f32 = 0.7;
@@ -48,7 +48,7 @@ pub(crate) struct Trainer<'a> {
     recompute: Recompute,
     sampler: Sampler,
     batches: Batches<'a>,
-    evaluation: Vec<Vec<&'a [u8]>>,
+    evaluation: Vec<Vec<Vec<u32>>>,
     data_parallel: MemoryPlan,
     numel: Numel,
     /// The step that the run begins with.
@@ -59,7 +59,7 @@ pub(crate) struct Trainer<'a> {
 
 /// One optimizer step.
 pub(crate) struct Stepped {
-    /// The mean over all ranks' micro-batches, in nats per byte.
+    /// The mean over all ranks' micro-batches, in nats per token.
     pub(crate) loss: f64,
     /// The learning rate of the step.
     pub(crate) lr: f64,
@@ -118,13 +118,13 @@ impl<'a> Trainer<'a> {
                 stage: config.zero.stage,
             },
             batches: Batches {
-                text: &job.corpus.train,
+                text: job.corpus.train_text(),
                 context,
                 micro_batch_size,
                 seed: train.seed,
             },
             evaluation: evaluation_batches(
-                &job.corpus.validation,
+                job.corpus.validation_text(),
                 context,
                 micro_batch_size,
                 train.eval_batches,
@@ -162,11 +162,20 @@ impl<'a> Trainer<'a> {
         let options = SaveOptions {
             name: Some(step_name(steps as u64)),
             keep_last: (keep_last > 0).then_some(keep_last),
-            caller: json!({"step": steps, "config": self.job.config.to_toml()}),
+            caller: self.caller(steps),
             ..SaveOptions::default()
         };
         self.engine.save_in_background(&checkpoints::of_run(&self.job.folder), &options)?;
         Ok(())
+    }
+
+    /// What a checkpoint says beside the engine's state: enough to go on, and to refuse to.
+    fn caller(&self, steps: usize) -> serde_json::Value {
+        let tokenizer = self.job.corpus.tokenized.as_ref().map(|tokenized| {
+            let file = &tokenized.tokenizer;
+            json!({"path": file.path, "sha256": file.sha256})
+        });
+        json!({"step": steps, "config": self.job.config.to_toml(), "tokenizer": tokenizer})
     }
 
     /// Waits until the last checkpoint is on the disk.
@@ -241,7 +250,7 @@ impl<'a> Trainer<'a> {
     fn run_micro_batch(&mut self, step: usize, micro_batch: usize) -> Result<f64, RankError> {
         let rank = self.engine.communicator().rank();
         let index = self.sampler.global_micro_batch(step, rank, micro_batch);
-        let tokens = Tokens::of_bytes(&self.batches.draw(index), &cpu());
+        let tokens = Tokens::of_numbers(&self.batches.draw(index), &cpu());
         let dropout = Random::for_path(self.batches.seed, &[DROPOUT, index]).next_u64();
         let loss = self.chain.train(&mut self.engine, &tokens, self.recompute, dropout)?;
         Ok(f64::from(scalar(loss)))
@@ -257,13 +266,17 @@ impl<'a> Trainer<'a> {
         for first in (0..count).step_by(ranks) {
             // A rank for which no batch is left repeats the last, for all must gather weights.
             let batch = &self.evaluation[(first + rank).min(count - 1)];
-            let loss = self.chain.evaluate(&mut self.engine, &Tokens::of_bytes(batch, &cpu()))?;
+            let loss = self.chain.evaluate(&mut self.engine, &Tokens::of_numbers(batch, &cpu()))?;
             nats.push(f64::from(scalar(loss)) * batch.len() as f64);
         }
         let all = self.exchange("the evaluation", &nats)?;
         let in_order = (0..count).map(|index| all[index % ranks][index / ranks]);
         let sequences: usize = self.evaluation.iter().map(Vec::len).sum();
-        Ok(bits_per_byte(in_order.sum::<f64>() / sequences as f64))
+        let nats_per_token = in_order.sum::<f64>() / sequences as f64;
+        // Over the whole validation text, of which the evaluation's share is a sample.
+        let corpus = &self.job.corpus;
+        let (tokens, bytes) = (corpus.validation_text().len(), corpus.validation.len());
+        Ok(bits_per_byte(nats_per_token * (tokens as f64 / bytes as f64)))
     }
 
     /// The whole weights, on rank 0; nothing on the others.
@@ -289,24 +302,18 @@ impl<'a> Trainer<'a> {
         Ok(tensors)
     }
 
-    /// The beginning of the validation text as the model goes on with it.
-    pub(crate) fn sample(&mut self) -> Result<String, RankError> {
+    /// The beginning of the validation text as the model goes on with it, as tokens.
+    pub(crate) fn sample(&mut self) -> Result<Vec<usize>, RankError> {
         let config = &self.job.config;
-        let text = &self.job.corpus.validation;
-        let prompt = &text[..PROMPT.min(config.model.context)];
-        let mut tokens: Vec<usize> = prompt.iter().map(|byte| usize::from(*byte)).collect();
+        let text = self.job.corpus.validation_text();
+        let prompt = text.sequence(0, PROMPT.min(config.model.context));
+        let mut tokens: Vec<usize> = prompt.iter().map(|token| *token as usize).collect();
         let seed = Random::for_path(config.train.seed, &[SAMPLE]).next_u64();
         let sampling = Sampling { temperature: TEMPERATURE, seed };
         let (chain, engine, device) = (&self.chain, &mut self.engine, cpu());
         let logits = |tokens: &Tokens| chain.evaluate(engine, tokens);
         generate(&mut tokens, ADDED, config.model.context, sampling, &device, logits)?;
-        let shown = |token: &usize| match u8::try_from(*token) {
-            Ok(0) => b'\n', // the end of a document
-            Ok(byte) => byte,
-            Err(_) => b'?', // a vocabulary may be larger than the bytes
-        };
-        let bytes: Vec<u8> = tokens.iter().map(shown).collect();
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        Ok(tokens)
     }
 
     /// Every rank's numbers; all give equally many.

@@ -33,14 +33,24 @@ impl Tokens {
     ///
     /// If there are no sequences, or their lengths differ or are below 2.
     pub fn of_bytes(sequences: &[&[u8]], device: &Device) -> Self {
-        let positions = sequences[0].len() - 1;
-        assert!(positions > 0, "a sequence without a next byte");
+        Self::of_numbers(sequences, device)
+    }
+
+    /// Sequences of equal length: every number is a token, and the number after it its target.
+    ///
+    /// # Panics
+    ///
+    /// If there are no sequences, or their lengths differ or are below 2.
+    pub fn of_numbers<T: Copy + Into<i64>>(sequences: &[impl AsRef<[T]>], device: &Device) -> Self {
+        let positions = sequences[0].as_ref().len() - 1;
+        assert!(positions > 0, "a sequence without a next token");
         let tensor = |offset: usize| {
-            let bytes = sequences.iter().flat_map(|sequence| {
+            let numbers = sequences.iter().flat_map(|sequence| {
+                let sequence = sequence.as_ref();
                 assert_eq!(sequence.len(), positions + 1, "sequences differ in length");
                 &sequence[offset..offset + positions]
             });
-            let ids: Vec<i64> = bytes.map(|byte| i64::from(*byte)).collect();
+            let ids: Vec<i64> = numbers.map(|number| (*number).into()).collect();
             let data = TensorData::new(ids, [sequences.len(), positions]);
             Tensor::<2, Int>::from_data(data, device)
         };

@@ -5,8 +5,10 @@ use std::path::Path;
 use oxizero_core::{Bytes, Config, Random};
 use sha2::{Digest, Sha256};
 
+use super::batches::Text;
 use super::files::TextFiles;
 use super::sources;
+use super::tokenizer::TokenizerFile;
 use crate::error::CliError;
 
 /// Ends every document, and occurs in none.
@@ -25,8 +27,21 @@ pub(crate) struct Corpus {
     pub(crate) train: Vec<u8>,
     /// Documents to validate on, each followed by a zero byte.
     pub(crate) validation: Vec<u8>,
+    /// The same as tokens, unless they are the bytes.
+    pub(crate) tokenized: Option<Tokenized>,
     /// What the text is: its origin, size, hash.
     pub(crate) description: String,
+}
+
+/// A text as a tokenizer reads it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Tokenized {
+    /// What made the tokens.
+    pub(crate) tokenizer: TokenizerFile,
+    /// Documents to train on, each followed by the tokenizer's token for an end, if it has one.
+    pub(crate) train: Vec<u32>,
+    /// Documents to validate on, likewise.
+    pub(crate) validation: Vec<u32>,
 }
 
 impl Corpus {
@@ -40,17 +55,61 @@ impl Corpus {
         let documents = documents(&texts);
         let fraction = config.data.validation_fraction;
         let (train, validation) = split(documents, fraction, config.train.seed);
-        let corpus = Self { train, validation, description };
+        let tokenized = config.data.tokenizer.as_deref();
+        let tokenized = tokenized.map(|path| tokenized_by(path, [&train, &validation], config));
+        let tokenized = tokenized.transpose()?;
+        let corpus = Self { train, validation, tokenized, description };
         corpus.check_length(texts.iter().map(Vec::len).sum(), config)?;
         Ok(corpus)
+    }
+
+    /// What to train on.
+    pub(crate) fn train_text(&self) -> Text<'_> {
+        match &self.tokenized {
+            None => Text::Bytes(&self.train),
+            Some(tokenized) => Text::Tokens(&tokenized.train),
+        }
+    }
+
+    /// What to validate on.
+    pub(crate) fn validation_text(&self) -> Text<'_> {
+        match &self.tokenized {
+            None => Text::Bytes(&self.validation),
+            Some(tokenized) => Text::Tokens(&tokenized.validation),
+        }
+    }
+
+    /// The text of tokens that a model made.
+    pub(crate) fn text_of(&self, tokens: &[usize]) -> Result<String, CliError> {
+        let Some(tokenized) = &self.tokenized else {
+            let shown = |token: &usize| match u8::try_from(*token) {
+                Ok(SEPARATOR) => b'\n',
+                Ok(byte) => byte,
+                Err(_) => b'?', // a vocabulary may be larger than the bytes
+            };
+            let bytes: Vec<u8> = tokens.iter().map(shown).collect();
+            return Ok(String::from_utf8_lossy(&bytes).into_owned());
+        };
+        let tokens: Vec<u32> = tokens.iter().map(|token| *token as u32).collect();
+        tokenized.tokenizer.open()?.decode(&tokens)
     }
 
     /// Refuses text, of so many bytes before it was split, in which no sequence and its next byte
     /// fit.
     fn check_length(&self, bytes: usize, config: &Config) -> Result<(), CliError> {
         let (context, fraction) = (config.model.context, config.data.validation_fraction);
-        if self.train.len().min(self.validation.len()) > context {
+        if self.train_text().len().min(self.validation_text().len()) > context {
             return Ok(());
+        }
+        if let Some(Tokenized { train, validation, .. }) = &self.tokenized {
+            return Err(CliError::Data(format!(
+                "a text of {} tokens to train on and {} to validate on is too short: each must \
+                 have the {} tokens of a sequence (model.context = {context}, and the token to \
+                 predict); give more text, another data.validation_fraction or a shorter context",
+                train.len(),
+                validation.len(),
+                context + 1,
+            )));
         }
         let needed = ((context + 1) as f64 / fraction.min(1.0 - fraction)).ceil();
         Err(CliError::Data(format!(
@@ -61,6 +120,33 @@ impl Corpus {
             context + 1,
         )))
     }
+}
+
+/// The two sides of the split as tokens, which must be in the model's vocabulary.
+fn tokenized_by(
+    path: &str,
+    [train, validation]: [&[u8]; 2],
+    config: &Config,
+) -> Result<Tokenized, CliError> {
+    let file = TokenizerFile::read(Path::new(path))?;
+    let tokenizer = file.open()?;
+    let (needed, vocab_size) = (tokenizer.vocab_size(), config.model.vocab_size);
+    if needed > vocab_size {
+        return Err(CliError::Data(format!(
+            "`{path}` makes tokens up to {}, and the model's are up to {} (model.vocab_size = \
+             {vocab_size}); {needed} or more would work",
+            needed.saturating_sub(1),
+            vocab_size - 1,
+        )));
+    }
+    let encode = |text: &[u8]| {
+        let documents = text.split_inclusive(|byte| *byte == SEPARATOR);
+        let documents: Vec<_> =
+            documents.map(|text| text.strip_suffix(&[SEPARATOR]).unwrap_or(text)).collect();
+        tokenizer.encode(&documents)
+    };
+    let (train, validation) = (encode(train)?, encode(validation)?);
+    Ok(Tokenized { train, validation, tokenizer: file })
 }
 
 /// The texts under the path that the user gave, and how to call them.
@@ -96,9 +182,14 @@ fn describe(texts: &[Vec<u8>], origin: &str) -> String {
         hash.update([SEPARATOR]);
         bytes += text.len();
     }
-    let hash: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    let hash = hex(hash);
     let files = count(texts.len(), "file", "files");
     format!("{origin}: {files}, {}, sha256 {hash}", Bytes(bytes))
+}
+
+/// A hash as text.
+pub(super) fn hex(hash: Sha256) -> String {
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A file is a document, unless there are few files.

@@ -84,6 +84,9 @@ impl Config {
     /// Refuses values out of range, and fields that do not work together; the first of them only.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.model.validate()?;
+        if self.data.tokenizer.is_none() {
+            check::count("model.vocab_size", self.model.vocab_size, 256..=check::SIZE_MAX)?;
+        }
         self.precision.validate()?;
         self.zero.validate()?;
         self.optimizer.validate()?;
@@ -185,6 +188,7 @@ seed = 8
 
 [data]
 path = "book.txt"
+tokenizer = "tokenizer.json"
 validation_fraction = 0.5
 
 [run]
@@ -273,6 +277,7 @@ deadline_seconds = 11.5
             "train.gradient_accumulation_steps = 0",
             "train.eval_batches = 0",
             "data.path = ''",
+            "data.tokenizer = ''",
             "data.validation_fraction = 0.0",
             "data.validation_fraction = 1.0",
             "run.folder = ''",

@@ -11,7 +11,7 @@ use crate::ConfigError;
 pub struct ModelConfig {
     /// How its blocks are built.
     pub kind: ModelKind,
-    /// Tokens in the vocabulary; at least the byte tokenizer's 256.
+    /// Tokens in the vocabulary; at least as many as the text's: 256 where they are bytes.
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
@@ -94,7 +94,7 @@ impl ModelConfig {
 
     /// Refuses shapes that no such transformer has.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        check::count("model.vocab_size", self.vocab_size, 256..=check::SIZE_MAX)?;
+        check::count("model.vocab_size", self.vocab_size, 1..=check::SIZE_MAX)?;
         check::count("model.hidden_size", self.hidden_size, 1..=check::SIZE_MAX)?;
         check::count("model.intermediate_size", self.intermediate_size, 1..=check::SIZE_MAX)?;
         check::count("model.layers", self.layers, 1..=1 << 16)?;

@@ -14,6 +14,8 @@ const RANKS_MAX: usize = 64;
 pub struct DataConfig {
     /// A text file, or a folder of text files; absent for the Rust sources of this build.
     pub path: Option<String>,
+    /// A `tokenizer.json` as on the Hugging Face hub, by which the text is read; absent for bytes.
+    pub tokenizer: Option<String>,
     /// The part of the text that is kept for validation.
     pub validation_fraction: f64,
 }
@@ -47,7 +49,7 @@ pub enum Launch {
 
 impl Default for DataConfig {
     fn default() -> Self {
-        Self { path: None, validation_fraction: 0.05 }
+        Self { path: None, tokenizer: None, validation_fraction: 0.05 }
     }
 }
 
@@ -66,6 +68,7 @@ impl Default for RunConfig {
 impl DataConfig {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         check::path("data.path", self.path.as_deref())?;
+        check::path("data.tokenizer", self.tokenizer.as_deref())?;
         let fraction = self.validation_fraction;
         let possible = fraction > 0.0 && fraction < 1.0;
         check::that(possible, "data.validation_fraction", fraction, "above 0, and below 1")
