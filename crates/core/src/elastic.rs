@@ -1,6 +1,6 @@
 //! The same global batch on another number of ranks.
 
-use crate::WorldSize;
+use crate::{WorldSize, counted};
 
 /// The samples that a step learns from, all ranks' together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,10 +12,11 @@ pub struct GlobalBatch {
 }
 
 /// A global batch that ranks cannot share in equal micro-batches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "a global batch of {samples} samples does not divide into micro-batches of {micro_batch} on \
-     {ranks} ranks; {}",
+    "a global batch of {} does not divide into micro-batches of {micro_batch} on {}; {}",
+    counted(*samples, "sample"),
+    counted(*ranks, "rank"),
     self.nearest()
 )]
 pub struct Indivisible {
@@ -25,8 +26,8 @@ pub struct Indivisible {
     pub micro_batch: usize,
     /// The ranks.
     pub ranks: usize,
-    /// The most ranks below that divide it, and the fewest above.
-    pub nearest_ranks: (Option<usize>, Option<usize>),
+    /// Numbers of ranks that divide it, ascending: the four nearest below, and above.
+    pub possible_ranks: Vec<usize>,
     /// The largest batch below that these ranks divide, and the smallest above; of both, those that
     /// are at least one sample.
     pub nearest_samples: (Option<usize>, Option<usize>),
@@ -52,8 +53,10 @@ impl GlobalBatch {
         let is_right = |ranks: &usize| divides(*ranks).is_some();
         // More ranks than micro-batches divide nothing.
         let most = samples.checked_div(micro_batch).unwrap_or(0);
-        let below = (1..ranks.min(most + 1)).rev().find(is_right);
-        let above = (ranks + 1..=most).find(is_right);
+        let below = (1..ranks.min(most + 1)).rev().filter(is_right).take(NEAR);
+        let mut possible_ranks: Vec<_> = below.collect();
+        possible_ranks.reverse();
+        possible_ranks.extend((ranks + 1..=most).filter(is_right).take(NEAR));
         let together = micro_batch.checked_mul(ranks).filter(|together| *together > 0);
         let less = together.map(|together| samples / together * together);
         let more = together.and_then(|together| less?.checked_add(together));
@@ -61,7 +64,7 @@ impl GlobalBatch {
             samples,
             micro_batch,
             ranks,
-            nearest_ranks: (below, above),
+            possible_ranks,
             nearest_samples: (less.filter(|less| *less > 0), more),
         })
     }
@@ -69,19 +72,30 @@ impl GlobalBatch {
 
 impl Indivisible {
     fn nearest(&self) -> String {
-        let either = |pair: (Option<usize>, Option<usize>), what: &str| {
-            let known: Vec<_> = [pair.0, pair.1].iter().flatten().map(usize::to_string).collect();
-            let text = format!("{} {what}", known.join(" or "));
-            (!known.is_empty()).then_some(text)
-        };
-        let ranks = either(self.nearest_ranks, "ranks");
-        let samples = either(self.nearest_samples, "samples");
-        let ways: Vec<_> = ranks.into_iter().chain(samples).collect();
+        let (below, above) = self.nearest_samples;
+        let samples: Vec<_> = below.into_iter().chain(above).collect();
+        let same = any_of(&self.possible_ranks, "rank");
+        let same = same.map(|ranks| format!("the same batch on {ranks}"));
+        let other = any_of(&samples, "sample");
+        let own = counted(self.ranks, "rank");
+        let other = other.map(|samples| format!("a batch of {samples} on {own}"));
+        let ways: Vec<_> = same.into_iter().chain(other).collect();
         match ways.is_empty() {
             true => "a micro-batch has at least one sample".into(),
-            false => format!("possible are {}", ways.join(", or ")),
+            false => format!("what works is {}", ways.join(", or ")),
         }
     }
+}
+
+/// Numbers of ranks below, and above, that an error names at most.
+const NEAR: usize = 4;
+
+/// `1, 2 or 4 ranks`, if there is any.
+fn any_of(counts: &[usize], noun: &str) -> Option<String> {
+    let (last, others) = counts.split_last()?;
+    let others: Vec<_> = others.iter().map(usize::to_string).collect();
+    let last = counted(*last, noun);
+    Some(if others.is_empty() { last } else { format!("{} or {last}", others.join(", ")) })
 }
 
 #[cfg(test)]
@@ -106,18 +120,29 @@ mod tests {
     #[test]
     fn a_world_that_does_not_divide_it_hears_of_the_nearest_that_do() {
         let refused = accumulation(48, 2, 5).unwrap_err();
-        assert_eq!(refused.nearest_ranks, (Some(4), Some(6)));
+        assert_eq!(refused.possible_ranks, [1, 2, 3, 4, 6, 8, 12, 24]);
         assert_eq!(refused.nearest_samples, (Some(40), Some(50)));
         let text = refused.to_string();
-        assert!(text.ends_with("possible are 4 or 6 ranks, or 40 or 50 samples"), "{text}");
+        let ways = "; what works is the same batch on 1, 2, 3, 4, 6, 8, 12 or 24 ranks, or a \
+                    batch of 40 or 50 samples on 5 ranks";
+        assert!(text.ends_with(ways), "{text}");
+        let text = accumulation(16, 8, 3).unwrap_err().to_string();
+        let expected = "a global batch of 16 samples does not divide into micro-batches of 8 on 3 \
+                        ranks; what works is the same batch on 1 or 2 ranks, or a batch of 24 \
+                        samples on 3 ranks";
+        assert_eq!(text, expected);
         let refused = accumulation(48, 2, 30).unwrap_err();
-        assert_eq!(refused.nearest_ranks, (Some(24), None));
+        assert_eq!(refused.possible_ranks, [6, 8, 12, 24]);
         assert_eq!(refused.nearest_samples, (None, Some(60)));
     }
 
     #[test]
     fn what_no_world_divides_is_refused() {
-        assert_eq!(accumulation(7, 2, 1).unwrap_err().nearest_ranks, (None, None));
+        let refused = accumulation(7, 2, 1).unwrap_err();
+        assert_eq!(refused.possible_ranks, [0; 0]);
+        assert!(
+            refused.to_string().ends_with("; what works is a batch of 6 or 8 samples on 1 rank")
+        );
         assert!(accumulation(0, 1, 1).is_err());
         assert!(accumulation(4, 0, 2).unwrap_err().to_string().contains("at least one sample"));
         assert!(accumulation(usize::MAX, usize::MAX, 2).is_err());

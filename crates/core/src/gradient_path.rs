@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::{BucketSpec, DType, Mesh, Numel, Placement, PlanInput, WorldSize};
+use crate::{BucketSpec, DType, Mesh, Numel, Placement, PlanInput, WorldSize, counted};
 
 /// The way of the gradients of one group of parameters: those that reduce over the same ranks and
 /// have one dtype.
@@ -112,7 +112,11 @@ fn numel(bucket: &BucketSpec) -> Numel {
 impl fmt::Display for GradientPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { group, ranks, dtype, numel, micro_batches, .. } = self;
-        write!(f, "gradients of {numel} {dtype} elements over {group} ({ranks} ranks), ")?;
+        write!(
+            f,
+            "gradients of {numel} {dtype} elements over {group} ({}), ",
+            counted(ranks.get(), "rank")
+        )?;
         match micro_batches {
             1 => write!(f, "a micro-batch a window")?,
             _ => write!(f, "{micro_batches} micro-batches a window")?,

@@ -7,6 +7,7 @@
 mod arrangement;
 mod bucket;
 pub mod config;
+mod counted;
 pub mod deepspeed;
 mod dtype;
 mod elastic;
@@ -26,6 +27,7 @@ mod units;
 pub use arrangement::{Arrangement, Holds, Mark};
 pub use bucket::{BucketId, BucketSpec, Bucketing, assign_buckets};
 pub use config::Config;
+pub use counted::counted;
 pub use dtype::{DType, Precision};
 pub use elastic::{GlobalBatch, Indivisible};
 pub use error::ConfigError;
