@@ -8,11 +8,13 @@ use super::*;
 #[derive(Clone, Copy)]
 enum Other {
     Honoured,
+    /// It is accepted, and what is done is the same, for this reason.
+    NoEffect(&'static str),
     /// With this reason.
     Refused(&'static str),
 }
 
-use Other::{Honoured, Refused};
+use Other::{Honoured, NoEffect, Refused};
 
 /// Fields, their defaults in DeepSpeed 0.19 (null where there is none), another value, and what
 /// becomes of that.
@@ -26,28 +28,43 @@ const FIELDS: &[(&str, &str, &str, Other)] = &[
     ("disable_python_gc", "false", "true", Refused("gc.disable()")),
     ("disable_allgather", "false", "true", Refused("gathered after each step")),
     ("communication_data_type", "null", "\"fp32\"", Honoured),
-    ("seq_parallel_communication_data_type", "\"fp32\"", "\"bf16\"", Honoured),
+    (
+        "seq_parallel_communication_data_type",
+        "\"fp32\"",
+        "\"bf16\"",
+        NoEffect("only DeepSpeed's own sequence-parallel groups use it"),
+    ),
     ("prescale_gradients", "false", "true", Refused("sums over ranks")),
     ("gradient_predivide_factor", "1.0", "2.0", Refused("sums over ranks")),
     ("gradient_allreduce_op", "\"mean\"", "\"sum\"", Refused("multiply the loss")),
     ("gradient_clipping", "1.0", "0.0", Honoured),
     ("sparse_gradients", "false", "true", Refused("sparse=False")),
-    ("zero_allow_untested_optimizer", "false", "true", Honoured),
-    ("zero_force_ds_cpu_optimizer", "true", "false", Honoured),
+    (
+        "zero_allow_untested_optimizer",
+        "false",
+        "true",
+        NoEffect("every optimizer is checked by itself"),
+    ),
+    ("zero_force_ds_cpu_optimizer", "true", "false", NoEffect("each rule is the engine's own")),
     ("wall_clock_breakdown", "false", "true", Refused("tool of its own")),
     ("memory_breakdown", "false", "true", Refused("tool of its own")),
     ("dataloader_drop_last", "false", "true", Honoured),
     ("log_level", "null", "\"warning\"", Honoured),
-    ("vocabulary_size", "null", "50257", Honoured),
+    (
+        "vocabulary_size",
+        "null",
+        "50257",
+        NoEffect("DeepSpeed only warns of sizes that suit a GPU badly"),
+    ),
     ("use_data_before_expert_parallelism", "false", "true", Refused("no such feature")),
     ("amp", "{\"enabled\": false}", "{\"enabled\": true}", Refused("bf16 or fp16")),
     ("torch_autocast", "{\"enabled\": false}", "{\"enabled\": true}", Refused("torch.autocast")),
     ("flops_profiler", "{\"enabled\": false}", "{\"enabled\": true}", Refused("tool of its own")),
     ("comms_logger", "{\"enabled\": false}", "{\"enabled\": true}", Refused("tool of its own")),
-    ("tensorboard", "{\"enabled\": false}", "{\"enabled\": true}", Refused("tool of its own")),
-    ("wandb", "{\"enabled\": false}", "{\"enabled\": true}", Refused("tool of its own")),
-    ("csv_monitor", "{\"enabled\": false}", "{\"enabled\": true}", Refused("tool of its own")),
-    ("comet", "{\"enabled\": false}", "{\"enabled\": true}", Refused("tool of its own")),
+    ("tensorboard", "{\"enabled\": false}", "{\"enabled\": true}", Refused("get_global_grad_norm")),
+    ("wandb", "{\"enabled\": false}", "{\"enabled\": true}", Refused("get_global_grad_norm")),
+    ("csv_monitor", "{\"enabled\": false}", "{\"enabled\": true}", Refused("get_global_grad_norm")),
+    ("comet", "{\"enabled\": false}", "{\"enabled\": true}", Refused("get_global_grad_norm")),
     ("autotuning", "{\"enabled\": false}", "{\"enabled\": true}", Refused("tool of its own")),
     ("elasticity", "{\"enabled\": false}", "{\"enabled\": true}", Refused("a fixed size")),
     ("hybrid_engine", "{\"enabled\": false}", "{\"enabled\": true}", Refused("no such feature")),
@@ -66,10 +83,15 @@ const FIELDS: &[(&str, &str, &str, Other)] = &[
     ("expert_parallel", "{}", "{\"size\": 2}", Refused("no such feature")),
     ("compile", "{}", "{\"deepcompile\": true}", Refused("torch.compile")),
     ("timers.throughput.enabled", "false", "true", Refused("does not time")),
-    ("timers.throughput.synchronized", "true", "false", Honoured),
+    ("timers.throughput.synchronized", "true", "false", NoEffect("nothing is timed")),
     ("bf16.enabled", "false", "true", Honoured),
     ("bf16.check_grad_overflow", "true", "false", Honoured),
-    ("bf16.immediate_grad_update", "false", "true", Honoured),
+    (
+        "bf16.immediate_grad_update",
+        "false",
+        "true",
+        NoEffect("gradients are always taken as they come"),
+    ),
     ("bf16.bf16_master_weights_and_grads", "false", "true", Refused("master weights are f32")),
     ("bf16.bf16_optimizer_states", "false", "true", Refused("optimizer states are f32")),
     ("fp16.enabled", "false", "true", Honoured),
@@ -85,8 +107,18 @@ const FIELDS: &[(&str, &str, &str, Other)] = &[
     ("data_types.param_dtype", "null", "\"fp32\"", Honoured),
     ("data_types.buffer_dtype", "null", "\"bf16\"", Refused("buffers keep their dtype")),
     ("data_types.keep_in_fp32_modules", "null", "[\"rotary\"]", Refused("buffers keep")),
-    ("activation_checkpointing.partition_activations", "false", "true", Honoured),
-    ("activation_checkpointing.number_checkpoints", "null", "4", Honoured),
+    (
+        "activation_checkpointing.partition_activations",
+        "false",
+        "true",
+        NoEffect("the engine starts no model-parallel ranks to partition them over"),
+    ),
+    (
+        "activation_checkpointing.number_checkpoints",
+        "null",
+        "4",
+        NoEffect("it sizes contiguous memory for activations, which there is not"),
+    ),
     (
         "activation_checkpointing.contiguous_memory_optimization",
         "false",
@@ -118,14 +150,44 @@ const FIELDS: &[(&str, &str, &str, Other)] = &[
     ("zero_optimization.round_robin_gradients", "false", "true", Refused("from last to first")),
     ("zero_optimization.parameter_alignment", "false", "true", Refused("padded")),
     ("zero_optimization.stage3_prefetch_bucket_size", "5e7", "0", Honoured),
-    ("zero_optimization.stage3_param_persistence_threshold", "1e5", "0", Honoured),
-    ("zero_optimization.stage3_model_persistence_threshold", "9007199254740992", "1e9", Honoured),
+    (
+        "zero_optimization.stage3_param_persistence_threshold",
+        "1e5",
+        "0",
+        NoEffect("no weights stay whole: a module's are freed when it has run"),
+    ),
+    (
+        "zero_optimization.stage3_model_persistence_threshold",
+        "9007199254740992",
+        "1e9",
+        NoEffect("no weights stay whole, so that there is no sum of them to bound"),
+    ),
     ("zero_optimization.stage3_max_live_parameters", "1e9", "0", Honoured),
-    ("zero_optimization.stage3_max_reuse_distance", "1e9", "0", Honoured),
-    ("zero_optimization.sub_group_size", "1e9", "1e8", Honoured),
+    (
+        "zero_optimization.stage3_max_reuse_distance",
+        "1e9",
+        "0",
+        NoEffect("weights are freed when their module has run, however soon they are used again"),
+    ),
+    (
+        "zero_optimization.sub_group_size",
+        "1e9",
+        "1e8",
+        NoEffect("each bucket is updated by itself; `reduce_bucket_size` says how large one is"),
+    ),
     ("zero_optimization.stage3_gather_16bit_weights_on_model_save", "false", "true", Honoured),
-    ("zero_optimization.memory_efficient_linear", "true", "false", Honoured),
-    ("zero_optimization.allgather_sequential", "false", "true", Honoured),
+    (
+        "zero_optimization.memory_efficient_linear",
+        "true",
+        "false",
+        NoEffect("linear layers are torch's own"),
+    ),
+    (
+        "zero_optimization.allgather_sequential",
+        "false",
+        "true",
+        NoEffect("a bucket is gathered by one collective"),
+    ),
     (
         "zero_optimization.stage3_module_granularity_threshold",
         "0",
@@ -156,6 +218,9 @@ const FIELDS: &[(&str, &str, &str, Other)] = &[
     ),
 ];
 
+/// Sections of which fields say something only beside another field, such as `enabled`.
+const BESIDE_ANOTHER: &[&str] = &["bf16.", "fp16.", "data_types."];
+
 fn read(path: &str, value: Value) -> Result<DeepSpeedConfig, ConfigError> {
     let nest = |inner: Value, name: &str| Value::Object(Map::from_iter([(name.into(), inner)]));
     let text = path.rsplit('.').fold(value, nest).to_string();
@@ -173,8 +238,13 @@ fn a_default_that_is_spelled_out_is_what_is_done() {
 #[test]
 fn another_value_is_honoured_or_refused_with_the_reason() {
     for (path, _, value, other) in FIELDS {
+        let default = read("steps_per_print", Value::Null).unwrap();
         match (read(path, serde_json::from_str(value).unwrap()), other) {
-            (Ok(_), Honoured) => {}
+            (Ok(read), Honoured) => {
+                let beside = BESIDE_ANOTHER.iter().any(|section| path.starts_with(section));
+                assert!(read != default || beside, "{path} = {value} has no effect");
+            }
+            (Ok(read), NoEffect(_)) => assert_eq!(read, default, "{path} has an effect"),
             (Err(error), Refused(reason)) => {
                 let said = error.to_string();
                 assert!(said.contains(path) && said.contains(reason), "{path}: {said}");
@@ -182,6 +252,19 @@ fn another_value_is_honoured_or_refused_with_the_reason() {
             (read, _) => panic!("{path} = {value}: {read:?}"),
         }
     }
+}
+
+#[test]
+fn users_are_told_which_fields_have_no_effect_and_why() {
+    let page = include_str!("../../../../docs/pytorch.md");
+    let (_, table) = page.split_once("| Accepted, without effect | Why |\n|---|---|\n").unwrap();
+    let told: Vec<_> = table.lines().take_while(|line| line.starts_with('|')).collect();
+    let row = |(path, _, _, other): &(&str, &str, &str, Other)| match other {
+        NoEffect(reason) => Some(format!("| `{path}` | {reason} |")),
+        Honoured | Refused(_) => None,
+    };
+    let fields: Vec<_> = FIELDS.iter().filter_map(row).collect();
+    assert_eq!(told, fields);
 }
 
 /// Every parameter of optimizers and schedules, with a type that has it.

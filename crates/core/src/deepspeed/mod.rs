@@ -1,7 +1,9 @@
 //! The configuration that DeepSpeed's users have: JSON with DeepSpeed's names.
 //!
-//! Every field is honoured, or refused by name with the reason and what to write instead; none is
-//! ignored. Absent fields mean what they mean to DeepSpeed, but where this page says otherwise.
+//! Every field is honoured, or refused by name with the reason and what to write instead; a few are
+//! accepted at any value, as there is nothing that they would change (`docs/pytorch.md` says why).
+//! None is ignored. Absent fields mean what they mean to DeepSpeed, but where this page says
+//! otherwise.
 //! Source: DeepSpeed 0.19, `runtime/config.py` and `runtime/zero/config.py`. Reads no files.
 
 mod activations;

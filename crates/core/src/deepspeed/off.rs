@@ -2,6 +2,16 @@
 
 const OTHER_TOOL: &str = "the engine does not do this; use a tool of its own for it";
 pub(super) const NOT_HERE: &str = "the engine has no such feature";
+/// Of what writes metrics.
+const MONITOR: &str = "oxizero writes to no monitor; log the loss, engine.get_global_grad_norm() \
+                       and engine.get_lr() in the script, by this tool's own calls";
+/// Of optimizer states and gradients, which rest sharded from stages 1 and 2 on.
+const OFFLOAD_OPTIMIZER: &str = "offload is not available yet; nearest is `stage` 3, which shards \
+                                 optimizer states, gradients and weights over the ranks";
+/// Of weights.
+const OFFLOAD_PARAM: &str = "offload is not available yet; nearest is `stage` 3, which shards the \
+                             weights over the ranks, or, in stages 0 to 2, \
+                             `oxizero.share_weights = true`: one copy of the weights a machine";
 const EXACT: &str = "gradients and weights travel unquantized";
 
 /// At the top of the file.
@@ -14,10 +24,10 @@ pub(super) const TOP: &[(&str, &str)] = &[
     ("dump_state", OTHER_TOOL),
     ("flops_profiler", OTHER_TOOL),
     ("comms_logger", OTHER_TOOL),
-    ("tensorboard", OTHER_TOOL),
-    ("wandb", OTHER_TOOL),
-    ("csv_monitor", OTHER_TOOL),
-    ("comet", OTHER_TOOL),
+    ("tensorboard", MONITOR),
+    ("wandb", MONITOR),
+    ("csv_monitor", MONITOR),
+    ("comet", MONITOR),
     ("autotuning", OTHER_TOOL),
     ("elasticity", "the world has a fixed size"),
     ("disable_allgather", "weights that rest replicated are gathered after each step"),
@@ -45,11 +55,11 @@ pub(super) const TOP: &[(&str, &str)] = &[
 
 /// In `zero_optimization`.
 pub(super) const ZERO: &[(&str, &str)] = &[
-    ("offload_param", "offload is not available yet"),
-    ("offload_optimizer", "offload is not available yet"),
-    ("cpu_offload", "offload is not available yet"),
-    ("cpu_offload_param", "offload is not available yet"),
-    ("cpu_offload_use_pin_memory", "offload is not available yet"),
+    ("offload_param", OFFLOAD_PARAM),
+    ("offload_optimizer", OFFLOAD_OPTIMIZER),
+    ("cpu_offload", OFFLOAD_OPTIMIZER),
+    ("cpu_offload_param", OFFLOAD_PARAM),
+    ("cpu_offload_use_pin_memory", OFFLOAD_OPTIMIZER),
     ("round_robin_gradients", "buckets are reduced from last to first, on all ranks alike"),
     ("legacy_stage1", "there is one stage 1"),
     ("elastic_checkpoint", NOT_HERE),

@@ -7,6 +7,10 @@ use crate::ConfigError;
 /// The largest count: numbers in JSON are exact up to it.
 const COUNT_MAX: f64 = (1_u64 << 53) as f64;
 
+/// Of the value "auto".
+const FILLED_IN_ELSEWHERE: &str = "nobody fills it in here: elsewhere transformers' Trainer and \
+                                   accelerate do, and oxizero does not plug into them";
+
 /// Names this alike are likely the same, mistyped.
 const SIMILAR: f64 = 0.8;
 
@@ -46,7 +50,7 @@ impl Section {
             Some(Value::String(auto)) if auto == "auto" => Err(ConfigError::Refused {
                 field: self.path(name),
                 value: "\"auto\"".into(),
-                reason: "nobody fills it in".into(),
+                reason: FILLED_IN_ELSEWHERE.into(),
                 instead: format!("write {allowed}, or leave the field out"),
             }),
             given => Ok(given),

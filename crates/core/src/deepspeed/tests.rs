@@ -75,15 +75,29 @@ fn two_of_three_batch_sizes_give_the_third() {
     assert_eq!(sizes(&format!("{{{train}}}")), (Some(12), 1, Some(24)));
     assert_eq!(sizes("{}"), (None, 1, None));
     assert_eq!(sizes(&format!("{{{accumulation}}}")), (None, 3, None));
-    for text in [
-        r#"{"train_batch_size": 25, "gradient_accumulation_steps": 3}"#,
-        r#"{"train_batch_size": 24, "train_micro_batch_size_per_gpu": 5}"#,
-        r#"{"train_batch_size": 24, "train_micro_batch_size_per_gpu": 4,
-            "gradient_accumulation_steps": 2}"#,
-        r#"{"train_batch_size": 25}"#,
+    let [micro, accumulation] =
+        ["(train_micro_batch_size_per_gpu)", "(gradient_accumulation_steps)"];
+    for (text, said) in [
+        (
+            r#"{"train_batch_size": 25, "gradient_accumulation_steps": 3}"#,
+            format!("no multiple of 3 {accumulation} x 2 ranks = 6; correct"),
+        ),
+        (
+            r#"{"train_batch_size": 24, "train_micro_batch_size_per_gpu": 5}"#,
+            format!("no multiple of 5 {micro} x 2 ranks = 10; correct"),
+        ),
+        (
+            r#"{"train_batch_size": 24, "train_micro_batch_size_per_gpu": 4,
+                "gradient_accumulation_steps": 2}"#,
+            format!("not 2 {accumulation} x 4 {micro} x 2 ranks = 16; correct"),
+        ),
+        (r#"{"train_batch_size": 25}"#, "no multiple of 2 ranks; write a multiple".into()),
     ] {
-        let said = refusal(text);
-        assert!(said.contains("`train_batch_size = 2") && said.contains("2 ranks"), "{said}");
+        let refused = refusal(text);
+        assert!(
+            refused.starts_with("`train_batch_size = 2") && refused.contains(&said),
+            "{refused}"
+        );
     }
 }
 
@@ -104,6 +118,7 @@ fn nothing_is_ignored() {
 fn what_is_refused_says_why_and_what_to_write() {
     for (text, field, why) in [
         (r#"{"train_batch_size": "auto"}"#, "`train_batch_size = \"auto\"`", "a whole number"),
+        (r#"{"train_batch_size": "auto"}"#, "`train_batch_size = \"auto\"`", "accelerate"),
         (r#"{"bf16": {"enabled": "auto"}}"#, "`bf16.enabled = \"auto\"`", "true or false"),
         (r#"{"prescale_gradients": true}"#, "`prescale_gradients = true`", "sums over ranks"),
         (r#"{"gradient_predivide_factor": 2.0}"#, "`gradient_predivide_factor = 2`", "the mean"),
@@ -119,7 +134,12 @@ fn what_is_refused_says_why_and_what_to_write() {
         (
             r#"{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}"#,
             "`zero_optimization.offload_optimizer = {",
-            "not available yet",
+            "not available yet; nearest is `stage` 3",
+        ),
+        (
+            r#"{"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}"#,
+            "`zero_optimization.offload_param = {",
+            "`oxizero.share_weights = true`",
         ),
         (r#"{"zero_optimization": {"reduce_scatter": false}}"#, "reduce_scatter", "write true"),
         (r#"{"zero_optimization": {"stage": 4}}"#, "`zero_optimization.stage = 4`", "0, 1, 2, 3"),
