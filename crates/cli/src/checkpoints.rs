@@ -4,8 +4,9 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use oxizero_checkpoint::{Checkpoint, Dtype, ExportOptions, RunFolder, Tensor};
-use oxizero_core::Bytes;
+use oxizero_checkpoint::{Checkpoint, Dtype, ExportOptions, Manifest, RunFolder, Tensor};
+use oxizero_core::{Bytes, counted};
+use oxizero_optim::LrSchedule;
 
 use crate::data::Corpus;
 use crate::error::CliError;
@@ -101,13 +102,13 @@ pub(crate) fn inspect(arguments: &InspectArguments) -> Result<(), CliError> {
     let manifest = checkpoint.manifest();
     let training = &manifest.training;
     let mut text = format!(
-        "{}\n{} applied steps, {} tensors, written by {}\noptimizer {}, {}\n",
+        "{}\n{} applied steps, {}, written by {}\noptimizer {}, {}\n",
         checkpoint.folder().display(),
         training.applied_steps,
-        manifest.tensors.len(),
+        counted(manifest.tensors.len(), "tensor"),
         counted(manifest.ranks.len(), "rank"),
         training.rule,
-        training.schedule,
+        schedule(manifest),
     );
     for (index, group) in training.groups.iter().enumerate() {
         let (lr, weight_decay) = (group.lr, group.weight_decay);
@@ -160,8 +161,15 @@ fn bytes(tensor: &Tensor) -> Bytes {
     Bytes(tensor.numel().0 * tensor.element_bytes())
 }
 
-fn counted(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+/// The schedule that training had. The engine's is constant where a front-end sets learning rates
+/// itself; a run of this command says in its configuration what it has.
+fn schedule(manifest: &Manifest) -> &str {
+    let schedule = &manifest.training.schedule;
+    let is_run = manifest.caller.get("config").is_some();
+    match !is_run && *schedule == LrSchedule::constant(0).to_string() {
+        true => "learning rates set by the front-end",
+        false => schedule,
+    }
 }
 
 fn say(text: &str) -> Result<(), CliError> {
@@ -198,6 +206,23 @@ fn size(text: &str) -> Result<usize, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_schedule_that_the_engine_has_not_is_the_front_ends() {
+        let of = |schedule: &str, caller: &str| {
+            let text = format!(
+                r#"{{"block_bytes": 1, "params": [], "tensors": [], "ranks": [],
+                    "caller": {caller}, "training": {{"applied_steps": 0, "loss_scaler": null,
+                    "rule": "", "schedule": "{schedule}", "groups": []}}}}"#
+            );
+            let manifest: Manifest = serde_json::from_str(&text).unwrap();
+            super::schedule(&manifest).to_owned()
+        };
+        let none = LrSchedule::constant(0).to_string();
+        assert_eq!(of(&none, "{}"), "learning rates set by the front-end");
+        assert_eq!(of(&none, r#"{"config": ""}"#), none);
+        assert_eq!(of("linear", "{}"), "linear");
+    }
 
     #[test]
     fn sizes_have_units() {

@@ -68,6 +68,8 @@ fn launch_program(words: Vec<OsString>) -> ExitCode {
 fn bench_all(jobs: Vec<BenchJob>) -> Result<(), CliError> {
     let mut result = Ok(());
     for job in jobs {
+        // On standard error, so that the rows alone are on standard output.
+        error::say(&job.announcement());
         match launch::run(Work::Bench(job)) {
             Err(error @ CliError::Run(_)) => result = result.and(Err(error)),
             done => done?,

@@ -8,11 +8,11 @@ use oxizero_burn::llama::Tokens;
 use oxizero_core::config::Launch;
 use oxizero_core::{
     Bytes, Config, GradientPath, MemoryPlan, Mesh, Numel, PlanInput, Stage, UnitId, WorldSize,
-    assign_buckets, gradient_paths,
+    assign_buckets, counted, gradient_paths,
 };
 
 use crate::error::CliError;
-use crate::report::{Held, role_rows, write_roles};
+use crate::report::{AT_ONE_MOMENT, role_rows, write_roles};
 use crate::setup;
 
 /// Prints the plan of `config`'s stage beside plain data parallelism, and every stage's total.
@@ -96,23 +96,25 @@ impl fmt::Display for Plan<'_> {
         let stage = u8::from(config.zero.stage);
         writeln!(
             f,
-            "{} parameters, {} weights, {ranks} ranks",
+            "{} parameters, {} weights, {}",
             self.numel(),
-            config.precision.model
+            config.precision.model,
+            counted(ranks, "rank")
         )?;
         writeln!(f)?;
         let (plan, plain) = (self.sharded(), self.data_parallel());
         let column = format!("ZeRO stage {stage}");
         let columns = [column.as_str(), "data-parallel"];
-        let rows = role_rows(&Held::at_once(plan.rest), &Held::at_once(plain.rest));
+        let rows = role_rows(plan.rest, plain.rest);
         write_roles(f, "planned a rank, at rest", columns, &rows)?;
         writeln!(f)?;
         write_roles(
             f,
             "planned a rank, at most",
             columns,
-            &role_rows(&at_most(&plan), &at_most(&plain)),
+            &role_rows(plan.fullest, plain.fullest),
         )?;
+        writeln!(f, "{AT_ONE_MOMENT}")?;
         writeln!(f)?;
         writeln!(
             f,
@@ -121,7 +123,7 @@ impl fmt::Display for Plan<'_> {
         )?;
         for stage in Stage::ALL {
             let plan = self.memory(stage, self.shares_replicas());
-            let (rest, peak) = (plan.rest.total().to_string(), plan.peak_total.to_string());
+            let (rest, peak) = (plan.rest.total().to_string(), plan.peak_total().to_string());
             let stage = format!("stage {}", u8::from(stage));
             writeln!(f, "{stage:<26}{rest:>18}{peak:>24}")?;
         }
@@ -135,9 +137,4 @@ impl fmt::Display for Plan<'_> {
         }
         Ok(())
     }
-}
-
-/// What a plan holds at most.
-pub(crate) fn at_most(plan: &MemoryPlan) -> Held {
-    Held { roles: plan.peak, total: plan.peak_total }
 }

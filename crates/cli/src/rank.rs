@@ -8,15 +8,14 @@ use std::time::{Duration, Instant};
 use oxizero::{Backend, EngineError, Hop, Observer, Overlap, SkipReason, StepOutcome, Trace};
 use oxizero_burn::BurnError;
 use oxizero_comm::{Beside, CommError, Communicator, overlapped};
-use oxizero_core::Rank;
 use oxizero_core::config::{Launch, TrainConfig};
+use oxizero_core::{Rank, counted};
 
 use crate::data::{Tokenized, bigram_entropy};
 use crate::job::Job;
 use crate::launch::{Blame, threads_per_rank};
-use crate::plan::at_most;
 use crate::progress::{Evaluation, Event, Progress, Start, Step};
-use crate::report::{Held, Report, proportional_set_bytes, role_rows};
+use crate::report::{Report, proportional_set_bytes, role_rows};
 use crate::run_folder::{Metrics, save_model};
 use crate::setup;
 use crate::trainer::{Stepped, Trainer};
@@ -264,23 +263,19 @@ fn start(job: &Job, trainer: &Trainer<'_>, bigram_entropy: f64) -> Event {
         None => "a bucket a unit".into(),
     };
     let ranks = match config.run.launch {
-        Launch::Processes => "processes",
-        Launch::Threads => "threads of one process",
+        Launch::Processes => counted(config.run.ranks, "process"),
+        Launch::Threads => format!("{} of one process", counted(config.run.ranks, "thread")),
     };
-    let threads = match threads_per_rank(&config.run) {
-        1 => "1 thread".into(),
-        threads => format!("{threads} threads"),
-    };
+    let threads = counted(threads_per_rank(&config.run), "thread");
     let stage = u8::from(config.zero.stage);
-    let ranks =
-        format!("{} {ranks}, each on {threads}; ZeRO stage {stage}, {buckets}", config.run.ranks);
+    let ranks = format!("{ranks}, each on {threads}; ZeRO stage {stage}, {buckets}");
     let batch = format!(
-        "{} ranks x {} micro-batches x {} sequences x {} tokens, {} steps",
-        config.run.ranks,
-        config.train.gradient_accumulation_steps,
-        config.train.micro_batch_size,
-        config.model.context,
-        config.train.steps
+        "{} x {} x {} x {}, {}",
+        counted(config.run.ranks, "rank"),
+        counted(config.train.gradient_accumulation_steps, "micro-batch"),
+        counted(config.train.micro_batch_size, "sequence"),
+        counted(config.model.context, "token"),
+        counted(config.train.steps, "step")
     );
     let mut words = vec![("model", model), ("ranks", ranks), ("batch", batch)];
     if let Some(Tokenized { tokenizer, train, validation }) = &job.corpus.tokenized {
@@ -335,11 +330,10 @@ fn report(job: &Job, trainer: &Trainer<'_>, trained: Trained, sample: Option<Str
     let (traffic, seconds) = (engine.step_traffic(), trained.training.as_secs_f64());
     let tokens = config.tokens_per_step() * config.train.steps;
     let (before, after) = (trained.before(), trained.after());
-    let held = Held { roles: engine.peak_memory(), total: engine.peak_memory_total() };
     Report {
         stage: config.zero.stage.into(),
         ranks: config.run.ranks,
-        memory: role_rows(&held, &at_most(&trainer.data_parallel())),
+        memory: role_rows(engine.fullest_memory(), trainer.data_parallel().fullest),
         shares_replicas: engine.communicator().shares_replicas(),
         proportional_set_bytes: proportional_set_bytes(),
         tokens_per_second: tokens as f64 / seconds,

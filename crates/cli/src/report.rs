@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use oxizero_core::{Bytes, RoleBytes};
+use oxizero_core::{Bytes, RoleBytes, counted};
 use serde::Serialize;
 
 /// Everything that a run ends with.
@@ -12,7 +12,7 @@ pub(crate) struct Report {
     pub(crate) stage: u8,
     /// The world size.
     pub(crate) ranks: usize,
-    /// Bytes of rank 0 by role.
+    /// Bytes of rank 0 by role, at the moment at which it held the most of all together.
     pub(crate) memory: Vec<RoleRow>,
     /// Whether the ranks hold one copy of replicated model weights, which counts in full above.
     pub(crate) shares_replicas: bool,
@@ -40,7 +40,7 @@ pub(crate) struct Report {
     pub(crate) folder: String,
 }
 
-/// The bytes of one role at their peak.
+/// The bytes of one role, or of all, at one moment.
 #[derive(Debug, PartialEq, Serialize)]
 pub(crate) struct RoleRow {
     /// Model weights, gradients, and so on.
@@ -51,38 +51,25 @@ pub(crate) struct RoleRow {
     pub(crate) data_parallel_bytes: usize,
 }
 
-/// Bytes by role, and of all roles at one moment: less than their sum where roles do not peak
-/// together.
-pub(crate) struct Held {
-    pub(crate) roles: RoleBytes,
-    pub(crate) total: Bytes,
-}
-
-impl Held {
-    /// What is there at one moment.
-    pub(crate) fn at_once(roles: RoleBytes) -> Self {
-        Self { roles, total: roles.total() }
-    }
-}
-
-/// Rows for every role that either side has, and the total.
-pub(crate) fn role_rows(held: &Held, data_parallel: &Held) -> Vec<RoleRow> {
+/// Rows for every role that either side has at a moment, and the total, which is their sum.
+pub(crate) fn role_rows(held: RoleBytes, data_parallel: RoleBytes) -> Vec<RoleRow> {
     let row = |((role, held), (_, plain)): ((&'static str, Bytes), (&str, Bytes))| RoleRow {
         role,
         bytes: held.0,
         data_parallel_bytes: plain.0,
     };
-    let total = (("total", held.total), ("total", data_parallel.total));
-    let roles = held.roles.roles().into_iter().zip(data_parallel.roles.roles());
+    let total = (("total", held.total()), ("total", data_parallel.total()));
+    let roles = held.roles().into_iter().zip(data_parallel.roles());
     let rows = roles.chain([total]).map(row);
     rows.filter(|row| row.bytes + row.data_parallel_bytes > 0).collect()
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let title = format!("peak bytes of 1 rank of {}", self.ranks);
+        let title = format!("most bytes of 1 rank of {}", self.ranks);
         let stage = format!("stage {}, measured", self.stage);
         write_roles(f, &title, [&stage, "data-parallel, planned"], &self.memory)?;
+        writeln!(f, "{AT_ONE_MOMENT}")?;
         if let Some(bytes) = self.proportional_set_bytes {
             let bytes = Bytes(bytes).to_string();
             writeln!(f, "{:<26}{bytes:>18}  with code, text, activations", "process (PSS)")?;
@@ -94,7 +81,8 @@ impl fmt::Display for Report {
             )?;
         }
         let bytes = Bytes(self.bytes_per_step);
-        let traffic = format!("{} collectives, {bytes} from others", self.collectives_per_step);
+        let collectives = counted(self.collectives_per_step, "collective");
+        let traffic = format!("{collectives}, {bytes} from others");
         let (before, after) = (self.bits_per_byte_before, self.bits_per_byte_after);
         let side = if after < self.bigram_entropy { "below" } else { "not below" };
         let lines = [
@@ -122,6 +110,10 @@ impl fmt::Display for Report {
         }
     }
 }
+
+/// What stands under a table of the most that a rank holds.
+pub(crate) const AT_ONE_MOMENT: &str =
+    "Rows are of the moment at which the total is largest, each column's own.";
 
 /// The table of bytes by role, beside plain data parallelism.
 pub(crate) fn write_roles(
@@ -157,9 +149,15 @@ mod tests {
     fn the_table_is_aligned_and_leaves_out_what_nobody_has() {
         let held = RoleBytes { model: Bytes(1 << 20), ..RoleBytes::default() };
         let plain = RoleBytes { model: Bytes(2 << 20), masters: Bytes(8), ..RoleBytes::default() };
-        let rows = role_rows(&Held::at_once(held), &Held::at_once(plain));
+        let rows = role_rows(held, plain);
         let names: Vec<_> = rows.iter().map(|row| row.role).collect();
         assert_eq!(names, ["model weights", "master weights", "total"]);
+        let sum = |of: fn(&RoleRow) -> usize| {
+            let (total, roles) = rows.split_last().unwrap();
+            assert_eq!(of(total), roles.iter().map(of).sum::<usize>());
+        };
+        sum(|row| row.bytes);
+        sum(|row| row.data_parallel_bytes);
         struct Table(Vec<RoleRow>);
         impl fmt::Display for Table {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

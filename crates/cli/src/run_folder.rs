@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use oxizero_core::{Config, DType};
+use oxizero_core::{Config, DType, counted};
 use safetensors::tensor::{Dtype, TensorView};
 
 use crate::checkpoints;
@@ -127,7 +127,10 @@ impl RunFolder {
                     format!("metrics up to step {steps} are in `{folder}`, no weights were written")
                 }
             },
-            (steps, true) => format!("weights and metrics of {steps} steps are in `{folder}`"),
+            (steps, true) => {
+                let steps = counted(steps, "step");
+                format!("weights and metrics of {steps} are in `{folder}`")
+            }
         }
     }
 

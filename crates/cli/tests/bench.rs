@@ -65,6 +65,9 @@ fn the_table_names_everything_and_bad_flags_are_refused() {
     let table = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && table.starts_with("gradients: 300001 parameters, f32"));
     assert_eq!(table.lines().count(), 18, "{table}");
+    let said = String::from_utf8(output.stderr).unwrap();
+    let begins = "running: gradients: 300001 parameters, f32; ZeRO stage 2; 1 rank, 1 round; takes";
+    assert!(said.starts_with(begins) && said.lines().count() == 1, "{said}");
     for flags in ["--params 9", "--rounds 0", "--dtype f16", "--stage 4", "--ranks 0"] {
         let output = place.run(&format!("bench gradients {flags}"));
         assert_eq!(output.status.code(), Some(2), "{flags}");

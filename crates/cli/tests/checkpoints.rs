@@ -50,7 +50,7 @@ fn other_ranks_keep_the_global_batch_or_are_refused() {
     let refused = place.run("train --resume six --ranks 4 --steps 4");
     assert_eq!(refused.status.code(), Some(2));
     let said = String::from_utf8(refused.stderr).unwrap();
-    assert!(said.contains("3 or 6 ranks"), "{said}");
+    assert!(said.contains("the same batch on 1, 2, 3 or 6 ranks, or "), "{said}");
 }
 
 /// The evaluations of a run, before, between and after its steps.

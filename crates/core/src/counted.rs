@@ -4,7 +4,7 @@
 pub fn counted(count: usize, noun: &str) -> String {
     let end = match count {
         1 => "",
-        _ if noun.ends_with("ch") => "es",
+        _ if noun.ends_with("ch") || noun.ends_with('s') => "es",
         _ => "s",
     };
     format!("{count} {noun}{end}")
@@ -18,6 +18,7 @@ mod tests {
     fn one_is_no_plural() {
         let said = |noun| [0, 1, 2].map(|count| counted(count, noun));
         assert_eq!(said("rank"), ["0 ranks", "1 rank", "2 ranks"]);
+        assert_eq!(said("process"), ["0 processes", "1 process", "2 processes"]);
         let batches = ["0 micro-batches", "1 micro-batch", "2 micro-batches"];
         assert_eq!(said("micro-batch"), batches);
     }

@@ -30,11 +30,13 @@ pub struct RoleBytes {
     pub gathered: Bytes,
     /// Contributions of a micro-batch on their way to the accumulator.
     pub partial: Bytes,
+    /// The f32 weights of a bucket that is being initialised, at the start.
+    pub initial: Bytes,
 }
 
 impl RoleBytes {
     /// Every role's name and bytes.
-    pub fn roles(self) -> [(&'static str, Bytes); 6] {
+    pub fn roles(self) -> [(&'static str, Bytes); 7] {
         [
             ("model weights", self.model),
             ("gradients", self.gradients),
@@ -42,6 +44,7 @@ impl RoleBytes {
             ("optimizer states", self.optimizer),
             ("gathered weights", self.gathered),
             ("partial gradients", self.partial),
+            ("initial f32 weights", self.initial),
         ]
     }
 
@@ -59,6 +62,7 @@ impl RoleBytes {
             optimizer: self.optimizer.max(other.optimizer),
             gathered: self.gathered.max(other.gathered),
             partial: self.partial.max(other.partial),
+            initial: self.initial.max(other.initial),
         }
     }
 }
@@ -74,6 +78,7 @@ impl Add for RoleBytes {
             optimizer: self.optimizer + other.optimizer,
             gathered: self.gathered + other.gathered,
             partial: self.partial + other.partial,
+            initial: self.initial + other.initial,
         }
     }
 }
@@ -89,6 +94,7 @@ impl Sub for RoleBytes {
             optimizer: self.optimizer - other.optimizer,
             gathered: self.gathered - other.gathered,
             partial: self.partial - other.partial,
+            initial: self.initial - other.initial,
         }
     }
 }
@@ -147,9 +153,9 @@ pub struct MemoryPlan {
     pub rest: RoleBytes,
     /// The most of each role.
     pub peak: RoleBytes,
-    /// The most of all roles at one moment, the f32 weights of the bucket that is being
-    /// initialised included.
-    pub peak_total: Bytes,
+    /// What there is of each role at the moment that has the most of all together; of several, at
+    /// the last.
+    pub fullest: RoleBytes,
 }
 
 /// Whether f32 model weights serve as the master weights, so that no second copy is kept.
@@ -160,6 +166,12 @@ pub fn model_is_master(stage: Stage, dtype: DType, shares_replicas: bool) -> boo
 }
 
 impl MemoryPlan {
+    /// The most of all roles at one moment, the f32 weights of the bucket that is being
+    /// initialised included.
+    pub fn peak_total(&self) -> Bytes {
+        self.fullest.total()
+    }
+
     /// Plans the bytes of every rank; shards are equal, so one plan serves all.
     pub fn new(input: &PlanInput<'_>) -> Self {
         let rest = input
@@ -168,20 +180,21 @@ impl MemoryPlan {
             .map(|bucket| resting(bucket, input))
             .fold(RoleBytes::default(), Add::add);
         let initial = input.buckets.iter().map(|bucket| full(bucket, DType::F32)).max();
+        let start = RoleBytes { initial: initial.unwrap_or_default(), ..rest };
         let buckets_of = buckets_of(input.buckets, input.order);
         let uses = uses(input.buckets.len(), &buckets_of, input.order);
         let mut walk = Walk {
             input,
             live: rest,
-            peak: rest,
-            peak_total: rest.total() + initial.unwrap_or_default(),
+            peak: start,
+            fullest: start,
             buckets_of: &buckets_of,
             uses_left: uses.clone(),
             uses,
             in_flight: Bytes(0),
         };
         walk.window();
-        Self { rest, peak: walk.peak, peak_total: walk.peak_total }
+        Self { rest, peak: walk.peak, fullest: walk.fullest }
     }
 }
 
@@ -217,7 +230,7 @@ struct Walk<'a> {
     input: &'a PlanInput<'a>,
     live: RoleBytes,
     peak: RoleBytes,
-    peak_total: Bytes,
+    fullest: RoleBytes,
     /// By unit: the buckets that hold its parameters.
     buckets_of: &'a [Vec<BucketId>],
     /// By bucket: how often a micro-batch's backward comes to one of its units.
@@ -352,7 +365,9 @@ impl Walk<'_> {
 
     fn note(&mut self) {
         self.peak = self.peak.max(self.live);
-        self.peak_total = self.peak_total.max(self.live.total());
+        if self.live.total() >= self.fullest.total() {
+            self.fullest = self.live;
+        }
     }
 }
 
@@ -420,6 +435,19 @@ mod tests {
         assert_eq!(rest(Stage::Zero1), by_hand(384, 768, 384));
         assert_eq!(rest(Stage::Zero2), by_hand(384, 384, 384));
         assert_eq!(rest(Stage::Zero3), by_hand(192, 384, 384));
+    }
+
+    /// Three buckets of 64 bf16 elements rest on 1,344 bytes in stage 2, and 128 are on their way
+    /// in a step; while a bucket is initialised, 256.
+    #[test]
+    fn the_fullest_moment_may_be_the_start() {
+        let planned = plan(Stage::Zero2, 2, &[0, 1, 2], 1);
+        assert_eq!(planned.fullest, RoleBytes { initial: Bytes(256), ..planned.rest });
+        assert_eq!(planned.peak, RoleBytes { partial: Bytes(128), ..planned.fullest });
+        let planned = plan(Stage::Zero3, 2, &[0, 1, 2], 1);
+        let (gathered, partial) = (Bytes(2 * 128), Bytes(128));
+        assert_eq!(planned.fullest, RoleBytes { gathered, partial, ..planned.rest });
+        assert_eq!(planned.peak, RoleBytes { initial: Bytes(256), ..planned.fullest });
     }
 
     #[test]

@@ -322,6 +322,7 @@ impl Bucket {
             optimizer: trained.states.iter().map(Buffer::len).sum(),
             gathered,
             partial,
+            initial: Bytes(0),
         }
     }
 }

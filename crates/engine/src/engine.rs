@@ -308,9 +308,14 @@ impl Engine {
         self.ledger.peak()
     }
 
+    /// What this rank held of each role at the moment at which it held the most of all together.
+    pub fn fullest_memory(&self) -> RoleBytes {
+        self.ledger.fullest()
+    }
+
     /// The most that this rank held of all roles at one moment.
     pub fn peak_memory_total(&self) -> Bytes {
-        self.ledger.peak_total()
+        self.ledger.fullest().total()
     }
 
     /// What a rank of this engine is planned to hold.

@@ -7,13 +7,14 @@ use oxizero_core::{Bytes, RoleBytes};
 pub(crate) struct Ledger {
     live: RoleBytes,
     peak: RoleBytes,
-    peak_total: Bytes,
+    fullest: RoleBytes,
 }
 
 impl Ledger {
     /// Starts with what rests; while the last bucket was made, its initial weights lay beside it.
     pub(crate) fn start(rest: RoleBytes, initial: Bytes) -> Self {
-        Self { live: rest, peak: rest, peak_total: rest.total() + initial }
+        let start = RoleBytes { initial, ..rest };
+        Self { live: rest, peak: start, fullest: start }
     }
 
     /// A bucket that held `before` holds `after`.
@@ -22,7 +23,9 @@ impl Ledger {
         if before != after {
             self.live = self.live + after - before;
             self.peak = self.peak.max(self.live);
-            self.peak_total = self.peak_total.max(self.live.total());
+            if self.live.total() >= self.fullest.total() {
+                self.fullest = self.live;
+            }
         }
     }
 
@@ -31,9 +34,9 @@ impl Ledger {
         self.peak
     }
 
-    /// The most of all roles at one moment.
-    pub(crate) fn peak_total(&self) -> Bytes {
-        self.peak_total
+    /// Each role at the last of the moments that had the most of all together.
+    pub(crate) fn fullest(&self) -> RoleBytes {
+        self.fullest
     }
 }
 
@@ -49,6 +52,6 @@ mod tests {
         ledger.change(RoleBytes::default(), gathered);
         ledger.change(gathered, partial);
         assert_eq!(ledger.peak().total(), Bytes(14));
-        assert_eq!(ledger.peak_total(), Bytes(10));
+        assert_eq!(ledger.fullest(), gathered);
     }
 }

@@ -99,12 +99,12 @@ fn peaks() {
                 let (_, peak) = measure(stage, model, accumulation, 1);
                 let group = threads::group(WorldSize::ONE).pop().unwrap();
                 let plan = engine(stage, model, accumulation, group).plan();
-                assert_eq!(Bytes(peak), plan.peak_total, "{stage:?}: {plan:?}");
+                assert_eq!(Bytes(peak), plan.peak_total(), "{stage:?}: {plan:?}");
                 let (_, peak) = measure_where(stage, model, accumulation, (1, beside));
                 let group = beside(threads::group(WorldSize::ONE).pop().unwrap());
                 let plan = engine(stage, model, accumulation, group).plan();
                 // What is in flight may have ended when the next is collected.
-                assert!(Bytes(peak) <= plan.peak_total, "{peak} of {plan:?}");
+                assert!(Bytes(peak) <= plan.peak_total(), "{peak} of {plan:?}");
             }
         }
     }

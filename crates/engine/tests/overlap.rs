@@ -179,5 +179,5 @@ fn check_account(stage: Stage, model: DType, accumulation: usize, comm: Box<dyn 
     let plan = engine.plan();
     let context = format!("{stage:?}, {model}, {accumulation}");
     assert_eq!(engine.peak_memory(), plan.peak, "{context}");
-    assert_eq!(engine.peak_memory_total(), plan.peak_total, "{context}");
+    assert_eq!(engine.peak_memory_total(), plan.peak_total(), "{context}");
 }

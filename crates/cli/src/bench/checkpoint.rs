@@ -58,10 +58,11 @@ impl Benchmark for Checkpoints {
         format!("a checkpoint of {params} parameters, {}; ZeRO stage {stage}", self.saved())
     }
 
-    fn check_before(&self, world_size: WorldSize, launch: Launch) -> Result<(), CliError> {
+    fn check_before(&self, world_size: WorldSize, launch: Launch) -> Result<Bytes, CliError> {
         let needs = self.setting().needs(world_size, launch == Launch::Processes)?;
-        room::check("params", &self.params, needs + self.saved())?;
-        self.check_disk()
+        let needs = room::check("params", &self.params, needs + self.saved())?;
+        self.check_disk()?;
+        Ok(needs)
     }
 
     fn run(&self, rounds: usize, comm: &dyn Communicator) -> Result<Vec<Row>, RankError> {

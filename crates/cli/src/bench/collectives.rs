@@ -52,7 +52,7 @@ impl Benchmark for Collectives {
         format!("collectives of {}", sizes.join(", "))
     }
 
-    fn check_before(&self, world_size: WorldSize, _: Launch) -> Result<(), CliError> {
+    fn check_before(&self, world_size: WorldSize, _: Launch) -> Result<Bytes, CliError> {
         let largest = self.largest();
         room::check("sizes", &label(largest), largest * (TENSORS_A_RANK * world_size.get()))
     }

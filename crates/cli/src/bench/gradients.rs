@@ -57,7 +57,7 @@ impl Benchmark for Gradients {
         format!("gradients: {params} parameters, {dtype}; ZeRO stage {}", u8::from(*stage))
     }
 
-    fn check_before(&self, world_size: WorldSize, _: Launch) -> Result<(), CliError> {
+    fn check_before(&self, world_size: WorldSize, _: Launch) -> Result<Bytes, CliError> {
         let least = Bytes(self.params * BYTES_A_PARAM) * world_size.get();
         room::check("params", &self.params, least)
     }

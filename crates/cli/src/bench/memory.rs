@@ -63,7 +63,7 @@ impl Benchmark for Memory {
         Replicas::Private
     }
 
-    fn check_before(&self, world_size: WorldSize, launch: Launch) -> Result<(), CliError> {
+    fn check_before(&self, world_size: WorldSize, launch: Launch) -> Result<Bytes, CliError> {
         if launch == Launch::Threads {
             let advice = "the system counts memory by process; leave out --launch".into();
             let (first, second) = ("bench memory".into(), "launch = threads".into());
@@ -73,7 +73,7 @@ impl Benchmark for Memory {
         let order = MicroBatch::new(&specs).order();
         let reach = Reach { world_size, shares_replicas: false, overlap: Overlap::Off };
         let plan = self.options().plan(&specs, &order, &rule(), reach)?;
-        room::check("params", &self.params, plan.peak_total * world_size.get())
+        room::check("params", &self.params, plan.peak_total() * world_size.get())
     }
 
     fn run(&self, windows: usize, comm: &dyn Communicator) -> Result<Vec<Row>, RankError> {
@@ -140,7 +140,7 @@ impl Memory {
             gradient.backward(&mut engine, &batch)?;
             gradient.check(self.params, &engine.step()?)?;
         }
-        Ok(Ours { planned: engine.plan().peak_total, accounted: engine.peak_memory_total() })
+        Ok(Ours { planned: engine.plan().peak_total(), accounted: engine.peak_memory_total() })
     }
 
     fn engine(

@@ -30,7 +30,7 @@ use clap::{Args, Subcommand};
 use oxizero_comm::Communicator;
 use oxizero_comm::shm::Replicas;
 use oxizero_core::config::{Launch, RunConfig};
-use oxizero_core::{Config, Rank, WorldSize};
+use oxizero_core::{Bytes, Config, Rank, WorldSize, counted};
 use serde::{Deserialize, Serialize};
 
 use crate::args;
@@ -105,8 +105,9 @@ trait Benchmark {
         Replicas::Shared
     }
 
-    /// Refuses what this machine cannot do with so many ranks, before one is started.
-    fn check_before(&self, world_size: WorldSize, launch: Launch) -> Result<(), CliError>;
+    /// Refuses what this machine cannot do with so many ranks, before one is started; returns the
+    /// memory that all of them need at least.
+    fn check_before(&self, world_size: WorldSize, launch: Launch) -> Result<Bytes, CliError>;
 
     /// Every rank calls it, and returns the same names and hashes.
     fn run(&self, rounds: usize, comm: &dyn Communicator) -> Result<Vec<Row>, RankError>;
@@ -151,9 +152,22 @@ pub(crate) struct BenchJob {
     bench: Bench,
     rounds: usize,
     json: bool,
+    /// Bytes that all ranks need at least.
+    needs: usize,
 }
 
 impl BenchJob {
+    /// What is about to run, and the memory that it takes.
+    pub(crate) fn announcement(&self) -> String {
+        format!("running: {}; takes {} of memory", self.title(), Bytes(self.needs))
+    }
+
+    /// What is measured, on how many ranks and how often.
+    fn title(&self) -> String {
+        let (ranks, rounds) = (counted(self.run.ranks, "rank"), counted(self.rounds, "round"));
+        format!("{}; {ranks}, {rounds}", self.bench.benchmark().title())
+    }
+
     /// Whose memory the ranks' replicas are to lie in.
     pub(crate) fn replicas(&self) -> Replicas {
         self.bench.benchmark().replicas()
@@ -170,8 +184,8 @@ impl BenchArguments {
         config.validate()?;
         let world_size = WorldSize::new(ranks).expect("a valid configuration has ranks");
         let job = |bench: Bench| {
-            bench.benchmark().check_before(world_size, launch)?;
-            Ok(BenchJob { run: config.run.clone(), bench, rounds, json })
+            let needs = bench.benchmark().check_before(world_size, launch)?.0;
+            Ok(BenchJob { run: config.run.clone(), bench, rounds, json, needs })
         };
         bench.in_turn().into_iter().map(job).collect()
     }
@@ -184,8 +198,7 @@ pub(crate) fn run(job: &BenchJob, comm: Box<dyn Communicator>) -> Result<(), Ran
     if comm.rank() != Rank(0) {
         return Ok(());
     }
-    let title = format!("{}; {} ranks, {} rounds", bench.title(), job.run.ranks, job.rounds);
-    let shown = if job.json { rows::json(&rows) } else { rows::table(&title, &rows) };
+    let shown = if job.json { rows::json(&rows) } else { rows::table(&job.title(), &rows) };
     rows::print(&shown).map_err(RankError::output)?;
     bench.judge(&rows)
 }

@@ -65,7 +65,7 @@ impl Benchmark for Updates {
         1
     }
 
-    fn check_before(&self, world_size: WorldSize, _: Launch) -> Result<(), CliError> {
+    fn check_before(&self, world_size: WorldSize, _: Launch) -> Result<Bytes, CliError> {
         let a_param = DType::F32.size() * (1 + STATES)
             + MODEL.size()
             + self.grads().iter().map(|dtype| dtype.size()).sum::<usize>();

@@ -6,7 +6,7 @@
 use clap::Args;
 use oxizero_comm::Communicator;
 use oxizero_core::config::Launch;
-use oxizero_core::{DType, ParamSpec, Stage, UnitId, WorldSize};
+use oxizero_core::{Bytes, DType, ParamSpec, Stage, UnitId, WorldSize};
 use serde::{Deserialize, Serialize};
 
 use super::rows::{MICROSECONDS_A_PARAM, Row};
@@ -43,7 +43,7 @@ impl Benchmark for Overhead {
         format!("{params} parameters of {numel} elements, {dtype}; ZeRO stage {stage}")
     }
 
-    fn check_before(&self, world_size: WorldSize, launch: Launch) -> Result<(), CliError> {
+    fn check_before(&self, world_size: WorldSize, launch: Launch) -> Result<Bytes, CliError> {
         let needs = self.setting().needs(world_size, launch == Launch::Processes)?;
         room::check("params", &self.params, needs)
     }

@@ -8,7 +8,7 @@ use clap::Args;
 use oxizero_comm::Communicator;
 use oxizero_comm::shm::Replicas;
 use oxizero_core::config::Launch;
-use oxizero_core::{DType, Stage, WorldSize};
+use oxizero_core::{Bytes, DType, Stage, WorldSize};
 use serde::{Deserialize, Serialize};
 
 use super::rows::Row;
@@ -50,7 +50,7 @@ impl Benchmark for Step {
         if self.own_weights { Replicas::Private } else { Replicas::Shared }
     }
 
-    fn check_before(&self, world_size: WorldSize, launch: Launch) -> Result<(), CliError> {
+    fn check_before(&self, world_size: WorldSize, launch: Launch) -> Result<Bytes, CliError> {
         let shares_replicas = !self.own_weights && launch == Launch::Processes;
         let needs = self.setting().needs(world_size, shares_replicas)?;
         room::check("params", &self.params, needs)

@@ -45,7 +45,7 @@ impl Setting {
         let (specs, order) = (&self.specs, MicroBatch::new(&self.specs).order());
         let reach = Reach { world_size, shares_replicas, overlap: Overlap::Off };
         let plan = self.options().plan(specs, &order, &rule(), reach)?;
-        Ok((plan.peak_total + self.numel().bytes(self.dtype)) * world_size.get())
+        Ok((plan.peak_total() + self.numel().bytes(self.dtype)) * world_size.get())
     }
 
     /// Trains for so many windows; every rank calls it. The rows tell seconds.

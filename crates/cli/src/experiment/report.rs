@@ -1,6 +1,6 @@
 //! The results as they stand on the page: tables, the chart, and how to get them again.
 
-use oxizero_core::{Config, Precision};
+use oxizero_core::{Config, Precision, counted};
 
 use super::chart::{Line, Panel, Style, Weight, svg};
 use super::results::{Curve, Results, mean_curve};
@@ -28,7 +28,8 @@ pub(super) fn markdown(results: &Results, origin: &Origin<'_>, files: &Files) ->
     let Origin { command, text, config } = origin;
     let Files { chart, numbers } = files;
     let (ranks, train) = (config.run.ranks, &config.train);
-    let (steps, window) = (train.steps, train.gradient_accumulation_steps);
+    let window = counted(train.gradient_accumulation_steps, "micro-batch");
+    let (steps, ranks) = (counted(train.steps, "step"), counted(ranks, "rank"));
     let losses = tables::losses(results);
     let errors = tables::errors(results);
     let settings = settings();
@@ -36,7 +37,7 @@ pub(super) fn markdown(results: &Results, origin: &Origin<'_>, files: &Files) ->
     let validation = validation(config);
     let config = config.to_toml();
     format!(
-        "Validation loss after {steps} steps of {window} micro-batches on each of {ranks} ranks, \
+        "Validation loss after {steps} of {window} on each of {ranks}, \
          in bits per byte;\nless is better:\n\n\
          {losses}\n\
          ![Validation loss by step, and its distance from f32]({chart})\n\n\

@@ -14,6 +14,7 @@ use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 use oxizero::EngineError;
+use oxizero_core::counted;
 use oxizero_sim::trial::{Member, Trained, Trial};
 use oxizero_sim::{Differences, first_difference, world};
 
@@ -71,7 +72,8 @@ pub(crate) fn run(arguments: &ParityArguments) -> Result<(), CliError> {
         count += row.trials.len();
         first_breach = first_breach.or(breach);
     }
-    show(&format!("\n{count} trials in {:.0} s", started.elapsed().as_secs_f64()))?;
+    let (trials, seconds) = (counted(count, "trial"), started.elapsed().as_secs_f64());
+    show(&format!("\n{trials} in {seconds:.0} s"))?;
     match first_breach {
         None => Ok(()),
         Some(breach) => Err(CliError::Run(format!("no parity: {breach}"))),
@@ -153,7 +155,7 @@ mod tests {
         let expected = Differences { grads: 1.0, norms: 1.0, weights: 1.0, states: 1.0 };
         assert_eq!(differences, Differences { states: differences.states, ..expected });
         let breach = breach.expect("the gradients differ");
-        for part in ["stage 1, f32 weights", "1 ranks", "`w`", "element 0 is 2e0, not 1e0"] {
+        for part in ["stage 1, f32 weights", "1 rank, ", "`w`", "element 0 is 2e0, not 1e0"] {
             assert!(breach.contains(part), "{breach}");
         }
     }

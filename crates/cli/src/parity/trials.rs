@@ -4,7 +4,7 @@
 use std::fmt;
 
 use oxizero::{EngineOptions, Reduction};
-use oxizero_core::{Bucketing, Bytes, DType, Mesh, Precision, Stage};
+use oxizero_core::{Bucketing, Bytes, DType, Mesh, Precision, Stage, counted};
 use oxizero_sim::drawn::{self, Chosen};
 use oxizero_sim::layouts::{self, meshes};
 use oxizero_sim::odd::{self, ADAM, ADAMW, SGD};
@@ -180,12 +180,12 @@ impl Named {
         let Precision { model, reduce, accumulate, .. } = precision;
         let clip = clip_norm.map_or("unclipped".into(), |norm| format!("clipped at {norm}"));
         let name = format!(
-            "{} ranks, {model}, {reduce} and {accumulate}, windows of {accumulation}, \
-             {bucketing:?}, {reduction:?}, {clip}, align {}, {} parameters, {:?}, reads {:?}, \
+            "{}, {model}, {reduce} and {accumulate}, windows of {accumulation}, \
+             {bucketing:?}, {reduction:?}, {clip}, align {}, {}, {:?}, reads {:?}, \
              seed {}",
-            trial.ranks,
+            counted(trial.ranks, "rank"),
             align.0,
-            trial.specs.len(),
+            counted(trial.specs.len(), "parameter"),
             trial.rule,
             trial.reads,
             trial.seed
