@@ -14,9 +14,10 @@ from pathlib import Path
 
 import torch
 
-from oxizero import _oxizero
+from oxizero import _oxizero, optimizer
 from oxizero._oxizero import EngineError
 from oxizero.deepspeed_files import Files
+from oxizero.encoding import encoded, encoded_schedule
 from oxizero.model_files import described
 
 _BLOCK_BYTES = 1 << 20
@@ -32,7 +33,8 @@ _SETTINGS = ("betas", "eps", "momentum", "nesterov", "lr_decay", "initial_accumu
 def convert(folder, out, tag=None):
     """Converts the checkpoint `tag` of `folder`, or the one that it says is the latest, or the
     folder itself, to one of the same name in `out`, which is the latest there. Returns its folder,
-    and the keys of the client state that JSON does not hold and that are left out."""
+    and what is left out of the client state, or the scheduler's, for checkpoints do not hold
+    it."""
     folder = Path(folder)
     if tag is None and (folder / "latest").is_file():
         tag = (folder / "latest").read_text(encoding="utf-8").strip()
@@ -129,32 +131,37 @@ def _training(files):
 
 
 def _caller(files):
-    """What `load_checkpoint` takes beside the engine's own; and what of the client state is
-    none."""
-    client_state, left = {}, []
+    """What `load_checkpoint` takes beside the engine's own; and what is left out of it."""
+    kept, left = {}, []
     for name, value in files.client_state.items():
-        if _is_json(value):
-            client_state[name] = value
+        of = f"client_state[{json.dumps(name) if isinstance(name, str) else repr(name)}]"
+        if _is_held(encoded, value, of):
+            kept[name] = value
         else:
-            left.append(name)
+            left.append(of)
     scheduler = files.model["lr_scheduler"]
+    if scheduler is not None and not _is_held(encoded_schedule, scheduler, "lr_scheduler"):
+        scheduler = None
+        left.append("lr_scheduler")
     counts = ("global_steps", "global_samples", "skipped_steps")
     caller = {
-        "client_state": client_state,
+        "is_encoded": True,
+        "client_state": encoded(kept, "client_state"),
         "groups": [
             {name: group[name] for name in ("lr", "weight_decay", *_SETTINGS) if name in group}
             for group in files.groups
         ],
+        "scheduled": optimizer.scheduled(files.groups),
         "counts": {name: files.model[name] for name in counts if name in files.model},
-        "lr_scheduler": scheduler if _is_json(scheduler) else None,
+        "lr_scheduler": None if scheduler is None else encoded_schedule(scheduler, "lr_scheduler"),
     }
     return caller, left
 
 
-def _is_json(value):
+def _is_held(encode, value, name):
     try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
+        encode(value, name)
+    except EngineError:
         return False
     return True
 
@@ -177,7 +184,7 @@ def main(words=None):
     print(written)
     if left:
         names = ", ".join(left)
-        print(f"left out of client_state, for JSON does not hold them: {names}", file=sys.stderr)
+        print(f"left out, for checkpoints do not hold them: {names}", file=sys.stderr)
     return 0
 
 

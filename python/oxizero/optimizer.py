@@ -30,6 +30,10 @@ _OPTIONS = {
     "adagrad": ("lr_decay", "initial_accumulator_value", "eps"),
 }
 
+# What schedulers change beside the learning rate, and what they keep in the groups for themselves.
+_MOMENTA = ("momentum", "betas")
+_OF_SCHEDULERS = ("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum")
+
 # Options that change the result and that the engine does not have, with the value that it does.
 _FIXED = {"amsgrad": False, "maximize": False, "dampening": 0, "differentiable": False}
 
@@ -76,13 +80,32 @@ def take_settings(optimizer, settings):
         own = _group(optimizer, index, group)
         is_other = told.get("rule", own["rule"]) != own["rule"]
         names = ("lr", "weight_decay") if is_other else told.keys() & own.keys() - {"rule"}
-        for name in names:
-            if told[name] is None:  # a momentum of which no buffer is kept
-                continue
-            if isinstance(group[name], torch.Tensor):
-                group[name].fill_(told[name])
-            else:
-                group[name] = tuple(told[name]) if name == "betas" else told[name]
+        # None is a momentum of which no buffer is kept.
+        _set(group, {name: told[name] for name in names if told[name] is not None})
+
+
+def scheduled(param_groups):
+    """What torch's schedulers keep in an optimizer's groups, and read there."""
+    names = ("lr", *_MOMENTA, *_OF_SCHEDULERS)
+    return [
+        {name: _plain(group[name]) for name in names if name in group} for group in param_groups
+    ]
+
+
+def take_scheduled(optimizer, scheduler, scheduled):
+    """Gives the groups what the scheduler, which goes on from another's state, is to find there."""
+    is_of_momentum = getattr(scheduler, "cycle_momentum", False)
+    names = ("lr", *(_MOMENTA if is_of_momentum else ()), *_OF_SCHEDULERS)
+    for group, told in zip(optimizer.param_groups, scheduled):
+        _set(group, {name: told[name] for name in names if name in told and name in group})
+
+
+def _set(group, told):
+    for name, value in told.items():
+        if isinstance(group[name], torch.Tensor):
+            group[name].fill_(value)
+        else:
+            group[name] = tuple(value) if name == "betas" else value
 
 
 def _group(optimizer, index, group):

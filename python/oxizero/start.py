@@ -3,12 +3,11 @@
 import logging
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
-from torch.utils.data.distributed import DistributedSampler
 
 from oxizero import (
     backends,
     configuration,
+    data,
     lr_schedules,
     optimizer as optimizers,
     pieces,
@@ -71,7 +70,7 @@ def initialize(
             logger.setLevel(read.log_level)
         for note in read.notes:
             log_dist(note, ranks=[0], level=logging.WARNING)
-        loader = _loader(training_data, collate_fn, read, arrangement)
+        loader = data.loader(training_data, collate_fn, read, arrangement)
         engine = Engine(model, wrapped, read, arrangement, meeting, scheduler)
     except Exception as error:
         meeting.give_up(backends.likely(model, told), error)
@@ -113,24 +112,3 @@ def _refuse_both(name, settings):
             f"initialize() was given one of its own, and the configuration has `{name}` too; leave "
             "one of the two out"
         )
-
-
-def _loader(training_data, collate_fn, config, arrangement):
-    if training_data is None:
-        return None
-    if config.micro_batch_size is None:
-        raise ConfigError(
-            "training_data needs `train_micro_batch_size_per_gpu` in the configuration"
-        )
-    sampler = None
-    if not isinstance(training_data, IterableDataset):  # which says itself what a rank reads
-        sampler = DistributedSampler(
-            training_data, num_replicas=arrangement.batch_ranks, rank=arrangement.batch_rank
-        )
-    return DataLoader(
-        training_data,
-        batch_size=config.micro_batch_size,
-        sampler=sampler,
-        collate_fn=collate_fn,
-        drop_last=config.dataloader_drop_last,
-    )

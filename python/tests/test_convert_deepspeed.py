@@ -18,7 +18,7 @@ HERE = pathlib.Path(__file__).parent / "deepspeed_checkpoints"
 
 def converted(case, out):
     written, left = convert_deepspeed.convert(HERE / case, out)
-    assert written == out / f"global_step{STEPS}" and left == ["thing"]
+    assert written == out / f"global_step{STEPS}" and left == ['client_state["thing"]']
     return out
 
 
@@ -147,7 +147,7 @@ def test_the_command_says_where_it_wrote_or_why_not(copy, tmp_path, capsys):
     assert convert_deepspeed.main([str(copy), str(out)]) == 0
     said = capsys.readouterr()
     assert said.out == f"{out / copy.name}\n"
-    assert said.err == "left out of client_state, for JSON does not hold them: thing\n"
+    assert said.err == 'left out, for checkpoints do not hold them: client_state["thing"]\n'
     assert (out / "latest").read_text() == f"{copy.name}\n"
     assert convert_deepspeed.main([str(tmp_path), str(out)]) == 1
     assert capsys.readouterr().err.startswith("error: ")

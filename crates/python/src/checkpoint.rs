@@ -2,14 +2,15 @@
 
 use std::path::PathBuf;
 
-use oxizero::checkpoints::{Dtype, Role, Tensor as StoredTensor, Value};
-use oxizero::{LoadOptions, Loaded, Names, Rank, RunFolder, SaveOptions, StoredBuffer, What};
+use oxizero::checkpoints::{CheckpointError, Dtype, Role, Tensor as StoredTensor, Value};
+use oxizero::{
+    Checkpoint, EngineError, LoadOptions, Names, Rank, RunFolder, SaveOptions, StoredBuffer, What,
+};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::{PyByteArray, PyDict};
 
 use crate::engine::Engine;
-use crate::error::raised;
 use crate::tensor::Tensor;
 
 /// A buffer: its name, torch's name of its dtype, its shape, and its elements as bytes.
@@ -51,13 +52,33 @@ fn json(text: &str) -> PyResult<Value> {
     read.map_err(|error| PyValueError::new_err(format!("what is to be saved is no JSON: {error}")))
 }
 
-/// What was loaded, for Python.
-fn told<'py>(py: Python<'py>, rank: Rank, loaded: Loaded) -> PyResult<Bound<'py, PyDict>> {
-    let Loaded { mut checkpoint, missing, unexpected } = loaded;
+/// What a rank gives to a checkpoint.
+fn options(
+    name: String,
+    (caller, own): &(String, String),
+    buffers: &[Given<'_>],
+) -> PyResult<SaveOptions> {
+    let buffers = buffers.iter().map(stored).collect::<PyResult<_>>()?;
+    let (name, caller, own) = (Some(name), json(caller)?, json(own)?);
+    Ok(SaveOptions { name, caller, own, buffers, ..SaveOptions::default() })
+}
+
+/// The tensors that are buffers, and their elements.
+fn buffers(checkpoint: &mut Checkpoint) -> Result<Vec<(StoredTensor, Vec<u8>)>, EngineError> {
+    let tensors = checkpoint.manifest().tensors.clone();
+    let buffers = tensors.into_iter().enumerate().filter(|(_, is)| is.role == Role::Buffer);
+    buffers.map(|(index, tensor)| Ok((tensor, checkpoint.read_whole(index)?))).collect()
+}
+
+/// What is in a checkpoint beside the engine's own, for Python.
+fn told<'py>(
+    py: Python<'py>,
+    rank: Rank,
+    checkpoint: &Checkpoint,
+    buffers: &[(StoredTensor, Vec<u8>)],
+) -> PyResult<Bound<'py, PyDict>> {
     let told = PyDict::new(py);
     told.set_item("folder", checkpoint.folder())?;
-    told.set_item("missing", missing)?;
-    told.set_item("unexpected", unexpected)?;
     told.set_item("caller", checkpoint.manifest().caller.to_string())?;
     let ranks = &checkpoint.manifest().ranks;
     told.set_item("ranks", ranks.len())?;
@@ -65,23 +86,28 @@ fn told<'py>(py: Python<'py>, rank: Rank, loaded: Loaded) -> PyResult<Bound<'py,
     let groups = &checkpoint.manifest().training.groups;
     let groups: Vec<_> = groups.iter().map(|group| (group.lr, group.weight_decay)).collect();
     told.set_item("groups", groups)?;
-    let is_buffer = |tensor: &StoredTensor| tensor.role == Role::Buffer;
-    let tensors = checkpoint.manifest().tensors.clone();
-    let buffers = PyDict::new(py);
-    for (index, tensor) in tensors.iter().enumerate().filter(|(_, tensor)| is_buffer(tensor)) {
-        let bytes = checkpoint.read_whole(index).map_err(|error| raised(error.into()))?;
+    let of_buffers = PyDict::new(py);
+    for (tensor, bytes) in buffers {
         let name = DTYPES.iter().find(|(_, dtype)| *dtype == tensor.dtype);
         let name = name.map_or_else(|| tensor.dtype.to_string(), |(name, _)| (*name).into());
-        buffers.set_item(&tensor.name, (name, &tensor.shape, PyBytes::new(py, &bytes)))?;
+        let values = PyByteArray::new(py, bytes);
+        of_buffers.set_item(&tensor.name, (name, &tensor.shape, values))?;
     }
-    told.set_item("buffers", buffers)?;
+    told.set_item("buffers", of_buffers)?;
     Ok(told)
+}
+
+/// What the engine is told of a checkpoint that Python has refused; the caller hears Python.
+fn unwanted(why: String) -> EngineError {
+    let tensor = "what is beside the weights".into();
+    CheckpointError::Asked { tensor, problem: why }.into()
 }
 
 #[pymethods]
 impl Engine {
     /// Writes a checkpoint with the model's buffers and what the caller says, as JSON: what is the
-    /// same on all ranks, and what is each rank's own; a collective call.
+    /// same on all ranks, of which rank 0's is kept, and what is each rank's own; a collective
+    /// call.
     fn save_checkpoint(
         &self,
         py: Python<'_>,
@@ -90,34 +116,67 @@ impl Engine {
         says: (String, String),
         buffers: Vec<Given<'_>>,
     ) -> PyResult<()> {
-        let (caller, own) = (json(&says.0)?, json(&says.1)?);
-        let buffers = buffers.iter().map(stored).collect::<PyResult<_>>()?;
-        let name = Some(name);
-        let options = SaveOptions { name, caller, own, buffers, ..SaveOptions::default() };
-        self.run(py, |engine| engine.save(&RunFolder::new(folder), &options).map(drop))
+        match options(name, &says, &buffers) {
+            Ok(options) => {
+                let run = RunFolder::new(folder);
+                self.run(py, |engine| engine.save(&run, &options).map(drop))
+            }
+            Err(error) => {
+                self.refuse(py, "save", error.to_string())?;
+                Err(error)
+            }
+        }
     }
 
-    /// Loads `all` of a checkpoint, or its `weights`; the latest without a name. A collective call.
-    #[pyo3(signature = (folder, name, what, strict))]
-    fn load_checkpoint<'py>(
+    /// Takes part in the collective `call` that this rank refuses, so that the others hear of it;
+    /// why, the caller says. An error if they do not.
+    fn refuse(&self, py: Python<'_>, call: &str, why: String) -> PyResult<()> {
+        let why = EngineError::Param { param: String::new(), problem: why };
+        self.run(py, |engine| match engine.refuse(call, None, why) {
+            EngineError::Param { .. } => Ok(()),
+            other => Err(other),
+        })
+    }
+
+    /// The name of the latest checkpoint; a collective call.
+    fn latest_checkpoint(&self, py: Python<'_>, folder: PathBuf) -> PyResult<Option<String>> {
+        self.run(py, |engine| engine.latest_checkpoint(&RunFolder::new(folder)))
+    }
+
+    /// Loads `all` of a checkpoint, or its `weights`; a collective call. `check` is given what
+    /// else is in it, and raises where that is refused: then nothing is loaded, on any rank.
+    /// `how` says what, and whether names are to be the same.
+    fn load_checkpoint(
         &self,
-        py: Python<'py>,
+        py: Python<'_>,
         folder: PathBuf,
-        name: Option<String>,
-        what: &str,
-        strict: bool,
-    ) -> PyResult<Bound<'py, PyDict>> {
-        let what = match what {
+        name: &str,
+        how: (String, bool),
+        check: Py<PyAny>,
+    ) -> PyResult<()> {
+        let what = match how.0.as_str() {
             "all" => What::All,
             "weights" => What::Weights,
             other => return Err(PyValueError::new_err(format!("what = {other}"))),
         };
         let options =
-            LoadOptions { what, names: if strict { Names::Strict } else { Names::Listed } };
-        let (rank, loaded) = self.run(py, |engine| {
-            let loaded = engine.load(&RunFolder::new(folder), name.as_deref(), options)?;
-            Ok((engine.communicator().rank(), loaded))
-        })?;
-        told(py, rank, loaded)
+            LoadOptions { what, names: if how.1 { Names::Strict } else { Names::Listed } };
+        let mut refused = None;
+        let loaded = self.run(py, |engine| {
+            let rank = engine.communicator().rank();
+            let mut check = |checkpoint: &mut Checkpoint| {
+                let buffers = buffers(checkpoint)?;
+                let checked = Python::attach(|py| {
+                    check.call1(py, (told(py, rank, checkpoint, &buffers)?,)).map(drop)
+                });
+                checked.map_err(|error| {
+                    let why = error.to_string();
+                    refused = Some(error);
+                    unwanted(why)
+                })
+            };
+            engine.load_checked(&RunFolder::new(folder), Some(name), options, &mut check)
+        });
+        loaded.map(drop).map_err(|error| refused.unwrap_or(error))
     }
 }

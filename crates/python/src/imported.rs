@@ -29,18 +29,22 @@ impl From<PyErr> for Stopped {
 /// checkpoint's folder.
 #[pyfunction]
 pub(crate) fn write_checkpoint(
+    py: Python<'_>,
     folder: PathBuf,
     name: &str,
     manifest: &str,
-    give: &Bound<'_, PyAny>,
+    give: Py<PyAny>,
 ) -> PyResult<PathBuf> {
     let mut given = |tensor: usize| {
-        let capsule = give.call1((tensor,))?;
-        let tensor: Tensor<'_> = capsule.extract()?;
-        Ok(tensor.bytes().to_vec())
+        Python::attach(|py| {
+            let capsule = give.bind(py).call1((tensor,))?;
+            let tensor: Tensor<'_> = capsule.extract()?;
+            Ok(tensor.bytes().to_vec())
+        })
     };
-    let manifest = Manifest::from_json(manifest).map_err(Stopped::from);
-    let written = manifest
-        .and_then(|manifest| write_whole(&RunFolder::new(folder), name, manifest, &mut given));
+    let written = py.detach(|| {
+        let manifest = Manifest::from_json(manifest)?;
+        write_whole(&RunFolder::new(folder), name, manifest, &mut given)
+    });
     written.map_err(|Stopped(error)| error)
 }

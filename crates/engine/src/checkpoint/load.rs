@@ -88,6 +88,22 @@ impl Engine {
         name: Option<&str>,
         options: LoadOptions,
     ) -> Result<Loaded, EngineError> {
+        self.load_checked(run, name, options, &mut |_| Ok(()))
+    }
+
+    /// The same, of a checkpoint that each rank's `check` has looked at, before anything is
+    /// written: there the caller reads what the engine does not need of it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`load`](Self::load), and of `check`: on every rank, if that of one of them fails.
+    pub fn load_checked(
+        &mut self,
+        run: &RunFolder,
+        name: Option<&str>,
+        options: LoadOptions,
+        check: &mut dyn FnMut(&mut Checkpoint) -> Result<(), EngineError>,
+    ) -> Result<Loaded, EngineError> {
         if let Some(error) = &self.failed {
             return Err(EngineError::Comm(error.clone()));
         }
@@ -96,6 +112,7 @@ impl Engine {
         let opened = run.open(Some(&name)).map_err(EngineError::from);
         let opened = opened.and_then(|mut checkpoint| {
             let wanted = self.wanted(&mut checkpoint, options)?;
+            check(&mut checkpoint)?;
             Ok((checkpoint, wanted))
         });
         let opened = opened.and_then(|opened| self.check_lent_out().map(|()| opened));
@@ -115,6 +132,26 @@ impl Engine {
         Ok(Loaded { checkpoint, missing, unexpected })
     }
 
+    /// The name of the latest checkpoint of `run`, as rank 0 finds it; `None` where nothing says
+    /// which it is. A collective call.
+    ///
+    /// # Errors
+    ///
+    /// On every rank, if rank 0 cannot read it.
+    pub fn latest_checkpoint(&mut self, run: &RunFolder) -> Result<Option<String>, EngineError> {
+        if let Some(error) = &self.failed {
+            return Err(EngineError::Comm(error.clone()));
+        }
+        self.finish_save()?;
+        let found = self.on_first_rank(|| match run.latest() {
+            Err(CheckpointError::NoCheckpoint { .. }) => Ok(String::new()),
+            found => found,
+        });
+        let found = self.agree_done("load the latest", found.unwrap_or(Ok(String::new())))?;
+        let name = self.tell_name(&found)?;
+        Ok((!name.is_empty()).then_some(name))
+    }
+
     /// The checkpoint's name, which rank 0 looks up.
     fn agree_name(&mut self, run: &RunFolder, name: Option<&str>) -> Result<String, EngineError> {
         let found = match name {
@@ -123,10 +160,15 @@ impl Engine {
             None => Ok(String::new()),
         };
         let found = self.agree_done(&format!("load {}", name.unwrap_or("the latest")), found)?;
+        self.tell_name(&found)
+    }
+
+    /// Rank 0's name.
+    fn tell_name(&mut self, own: &str) -> Result<String, EngineError> {
         let mut bytes = vec![0; NAME_BYTES];
-        let len = found.len().min(NAME_BYTES - 1);
+        let len = own.len().min(NAME_BYTES - 1);
         bytes[0] = len as u8;
-        bytes[1..=len].copy_from_slice(&found.as_bytes()[..len]);
+        bytes[1..=len].copy_from_slice(&own.as_bytes()[..len]);
         let told = self.groups.exchange(Message::Name, "load", &bytes);
         let told = told.map_err(|error| self.fail(error))?;
         let first = &told[0];
