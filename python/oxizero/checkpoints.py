@@ -184,7 +184,7 @@ def _values(name, held, dtype, shape, elements):
     """A stored buffer, if it is one for the place where it is `held`."""
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
-        raise EngineError(f"buffer `{name}` is {dtype} in the checkpoint, which torch does not have")
+        raise EngineError(f"buffer `{name}` is {dtype} in the checkpoint, which torch has not")
     if tuple(shape) != tuple(held.shape):
         raise EngineError(
             f"buffer `{name}` has the shape {list(shape)} in the checkpoint, and "

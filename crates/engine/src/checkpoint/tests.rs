@@ -1,15 +1,17 @@
-//! Padding is never stored or read: engines whose padding is NaN show it.
+//! Padding is never stored or read: engines whose padding is NaN show it. And what a front-end
+//! refuses of a checkpoint is not loaded.
 
 use std::thread;
 
-use oxizero_checkpoint::RunFolder;
+use oxizero_checkpoint::{Checkpoint, RunFolder};
 use oxizero_comm::{Communicator, threads};
-use oxizero_core::{DType, ParamId, ParamSpec, Precision, Stage, UnitId, WorldSize};
+use oxizero_core::{DType, ParamId, ParamSpec, Precision, Rank, Stage, UnitId, WorldSize};
+use oxizero_device::View;
 use oxizero_optim::{AdamW, LrSchedule, MomentOptions};
 
 use super::{LoadOptions, SaveOptions};
 use crate::bucket::Bucket;
-use crate::{Engine, EngineOptions, GroupOptions, OptimizerSetup};
+use crate::{Engine, EngineError, EngineOptions, GroupOptions, OptimizerSetup};
 
 const NUMELS: [usize; 4] = [5, 0, 17, 1];
 
@@ -67,4 +69,37 @@ fn padding_of_nan_is_neither_stored_nor_loaded() {
             }
         });
     }
+}
+
+#[test]
+fn what_one_rank_refuses_is_loaded_on_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = RunFolder::new(folder.path());
+    in_world(2, |comm| {
+        let rank = comm.rank();
+        let mut engine = engine(Stage::Two, DType::F32, comm);
+        assert_eq!(engine.latest_checkpoint(&run).unwrap(), None);
+        let options = SaveOptions { name: Some("first".into()), ..SaveOptions::default() };
+        engine.save(&run, &options).unwrap();
+        // Rank 0 alone looks.
+        let own = RunFolder::new(folder.path().join(if rank == Rank(0) { "" } else { "none" }));
+        assert_eq!(engine.latest_checkpoint(&own).unwrap().as_deref(), Some("first"));
+        engine.set_full_param(ParamId(0), View::F32(&[7.0; 5])).unwrap();
+        let refuse = |_: &mut Checkpoint| match rank {
+            Rank(1) => Err(EngineError::NotReady),
+            _ => Ok(()),
+        };
+        let loaded = engine.load_checked(&run, None, LoadOptions::default(), &mut { refuse });
+        match loaded.unwrap_err() {
+            EngineError::NotReady => assert_eq!(rank, Rank(1)),
+            error => {
+                assert!(matches!(error, EngineError::PeerRefused { rank: Rank(1) }), "{error}");
+            }
+        }
+        let kept = engine.full_param(ParamId(0)).unwrap().unwrap();
+        assert_eq!(kept.f32(), [7.0; 5]);
+        engine.load(&run, None, LoadOptions::default()).unwrap();
+        let loaded = engine.full_param(ParamId(0)).unwrap().unwrap();
+        assert_eq!(loaded.f32(), [1.0; 5]);
+    });
 }
