@@ -106,7 +106,7 @@ class Checkpoints:
             scheduler = encoded_schedule(scheduler.state_dict(), "lr_scheduler")
         return {
             "is_encoded": True,
-            "client_state": encoded(client_state or {}, "client_state"),
+            "client_state": encoded({} if client_state is None else client_state, "client_state"),
             "groups": settings,
             "scheduled": scheduled(self.optimizer.param_groups),
             "counts": {name: getattr(self, name) for name in _COUNTS},

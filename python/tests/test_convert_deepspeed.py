@@ -1,6 +1,7 @@
 """Checkpoints that DeepSpeed wrote, as the engine's: those of `make_deepspeed_checkpoints.py`."""
 
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -140,6 +141,17 @@ def test_nothing_that_a_file_names_is_run(copy, tmp_path):
         torch.save(model | {"harm": harm}, path)
         refused(copy, "mp_rank_00_model_states.pt` is not read")
     assert not (tmp_path / "harm").exists()
+
+
+def test_what_json_does_not_have_is_kept_and_what_checkpoints_do_not_hold_is_named(copy, tmp_path):
+    path = copy / "mp_rank_00_model_states.pt"
+    model = torch.load(path, weights_only=True)
+    told = {"best": math.inf, "seen": {1: (2, 3)}, "lr_scheduler": {"x": torch.ones(2)}}
+    torch.save(model | told, path)
+    _, left = convert_deepspeed.convert(copy.parent, tmp_path / "out")
+    assert left == ['client_state["thing"]', "lr_scheduler"]
+    _, client_state = start("stage1").load_checkpoint(tmp_path / "out")
+    assert client_state == {"epoch": 3, "best": math.inf, "seen": {1: (2, 3)}}
 
 
 def test_the_command_says_where_it_wrote_or_why_not(copy, tmp_path, capsys):
