@@ -383,7 +383,7 @@ def test_rank_0_looks_which_checkpoint_is_the_latest(ranks, tmp_path):
 
 def test_other_threads_run_while_buffers_are_read(tmp_path):
     model = nn.Linear(2, 1, bias=False)
-    model.register_buffer("large", torch.zeros(48 << 20))
+    model.register_buffer("large", torch.zeros(16 << 20))
     engine = made(model)
     engine.save_checkpoint(tmp_path)
     parts = []

@@ -77,7 +77,7 @@ fn what_one_rank_refuses_is_loaded_on_none() {
     let run = RunFolder::new(folder.path());
     in_world(2, |comm| {
         let rank = comm.rank();
-        let mut engine = engine(Stage::Two, DType::F32, comm);
+        let mut engine = engine(Stage::Zero2, DType::F32, comm);
         assert_eq!(engine.latest_checkpoint(&run).unwrap(), None);
         let options = SaveOptions { name: Some("first".into()), ..SaveOptions::default() };
         engine.save(&run, &options).unwrap();
