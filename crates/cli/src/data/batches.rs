@@ -92,9 +92,10 @@ mod tests {
         let bytes: Vec<u8> = (0..50).collect();
         let tokens: Vec<u32> = (0..50).map(|n| n + 70_000).collect();
         let draw = |text| Batches { text, context: 4, micro_batch_size: 8, seed: 1 }.draw(3);
-        let shifted = draw(Text::Bytes(&bytes)).concat().iter().map(|n| n + 70_000).collect();
+        let drawn_bytes = draw(Text::Bytes(&bytes)).concat();
+        let shifted: Vec<_> = drawn_bytes.iter().map(|n| n + 70_000).collect();
         let drawn: Vec<u32> = draw(Text::Tokens(&tokens)).concat();
-        assert_eq!(drawn, Vec::<u32>::from(shifted));
+        assert_eq!(drawn, shifted);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Text in: which files, which bytes, and which of them train.
 //!
-//! Tokens are bytes, or what a tokenizer makes of them. Everything here depends on the files' content, their relative paths and the
-//! seed alone, so that every machine draws the same batches from the same text.
+//! Tokens are bytes, or what a tokenizer makes of them. Everything here depends on the files'
+//! content, their relative paths and the seed alone, so that every machine draws the same batches
+//! from the same text.
 
 mod batches;
 mod corpus;
