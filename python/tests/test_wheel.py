@@ -17,6 +17,7 @@ BUILT = "CARGO_TARGET_DIR" in os.environ and importlib.util.find_spec("maturin")
 SCRIPT = """
 import os, oxizero, torch
 config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}
+config["gradient_clipping"] = 0.0
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 engine, *_ = oxizero.initialize(model=model, optimizer=optimizer, config=config)
