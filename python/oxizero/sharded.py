@@ -20,6 +20,7 @@ from oxizero.calls import Uses
 from oxizero.saving import Saving
 from oxizero.splits import local
 from oxizero.units import Unit
+from oxizero.weights import replaced
 
 
 # What torch says when an operation makes a view of memory that is gone: sizes, the offset in
@@ -175,11 +176,7 @@ class Bucket:
         """Refuses parameters that somebody has given other memory."""
         for param, name in zip(self.params, self.names, strict=True):
             if not self.holds(param):
-                raise EngineError(
-                    f"parameter `{name}` has other memory than initialize() gave it: model.to(), "
-                    "model.half() and `param.data = ...` replace it; convert the model before "
-                    "initialize()"
-                )
+                raise replaced(name)
 
     def dissolve(self):
         """Leaves every parameter whole, in memory of its own; a collective call."""

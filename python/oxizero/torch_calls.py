@@ -1,5 +1,6 @@
-"""torch's calls that look for gradients in parameters, where engines have them: `zero_grad` of a
-module means the engine's, and who would clip or measure nothing is warned."""
+"""torch's calls that look for gradients or weights in parameters, where engines have them:
+`zero_grad` of a module means the engine's, one that converts weights is refused, and who would clip
+or measure nothing is warned."""
 
 import functools
 import warnings
@@ -8,6 +9,7 @@ import weakref
 import torch
 
 from oxizero import registry
+from oxizero._oxizero import EngineError
 
 # Functions of torch.nn.utils that are given parameters and look at their `grad`.
 _CLIPPING = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
@@ -39,6 +41,7 @@ def watch(engine):
         for place in _PLACES:
             _replace(place, "get_total_norm", _measuring)
         _replace(torch.nn.Module, "zero_grad", _zeroing)
+        _replace(torch.nn.Module, "_apply", _converting)
     _watchers.add(engine)
 
 
@@ -71,6 +74,23 @@ def _zeroing(_, original):
             engine.zero_grads_of(params)
 
     return zero_grad
+
+
+def _converting(_, original):
+    @functools.wraps(original)
+    def _apply(module, fn, recurse=True):
+        for name, param in module.named_parameters(recurse=recurse):
+            if registry.find(param) is None:
+                continue
+            probe = torch.empty(1, dtype=param.dtype, device=param.device)
+            if fn(probe) is not probe:
+                raise EngineError(
+                    f"parameter `{name}` is the engine's, and cannot get another dtype or device, "
+                    "by half(), to() or the like; convert the model before initialize()"
+                )
+        return original(module, fn, recurse)
+
+    return _apply
 
 
 def _warning(name, original):

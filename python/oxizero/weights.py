@@ -9,6 +9,14 @@ from oxizero.splits import is_dtensor, local
 _TRAINED = (torch.float32, torch.bfloat16, torch.float16)
 
 
+def replaced(name):
+    """The error of a parameter that somebody has given other memory."""
+    return EngineError(
+        f"parameter `{name}` has other memory than initialize() gave it, by `param.data = ...` or "
+        "the like; convert the model before initialize(), and write weights in place"
+    )
+
+
 class Weights:
     """The parameters that the engine holds, and how their tensors lie in its memory."""
 
@@ -146,11 +154,7 @@ class Weights:
         for index, param in enumerate(self.params):
             held = local(param)
             if held.data_ptr() != self._addresses[index]:
-                raise EngineError(
-                    f"parameter `{self.names[index][0]}` has other memory than initialize() gave "
-                    "it: model.to(), model.half() and `param.data = ...` replace it; convert the "
-                    "model before initialize(), and write weights in place"
-                )
+                raise replaced(self.names[index][0])
             if held._version != self._versions[index]:
                 core.take_over_weights(index)
                 self._versions[index] = held._version

@@ -84,6 +84,27 @@ def test_the_norm_of_no_gradients_is_warned_of(monkeypatch):
     engine.step()
 
 
+@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("of", [lambda engine: engine.module, lambda engine: engine])
+def test_a_model_is_converted_before_it_is_an_engines(stage, of):
+    engine = start(Pair(), stage)
+    deeds = [
+        lambda module: module.half(),
+        lambda module: module.to(torch.float64),
+        lambda module: module.to("meta"),
+        lambda module: module.to_empty(device="cpu"),
+    ]
+    for deed in deeds:
+        with pytest.raises(oxizero.EngineError, match="left.weight` is the engine's, and cannot"):
+            deed(of(engine))
+    of(engine).to("cpu").float()
+    engine.backward(engine(1.0))
+    engine.step()
+    model = engine.module
+    engine.destroy()
+    assert model.half().left.weight.tolist() == [-1.0] * 2
+
+
 def test_windows_that_end_early_count_what_they_held():
     engine = start(Constant(2), 1, gradient_accumulation_steps=4, train_batch_size=8)
     engine.set_gradient_accumulation_boundary(True)
