@@ -6,6 +6,7 @@ use oxizero_core::{Bytes, DType, ProcessGroup, Rank, WorldSize};
 use oxizero_device::kernels::Combine;
 use oxizero_device::{Buffer, Region, View};
 
+use crate::group::reduce_and_gather;
 use crate::{CommError, Handle, PeerViews, Queue, one_by_one, peer_views};
 
 /// Moves flat buffers between the ranks of one process group.
@@ -97,9 +98,7 @@ pub trait Communicator: Send + Sync {
 
     /// Sums every rank's `buffer`, and gives every rank the whole sum in its place.
     fn all_reduce(&self, buffer: Buffer) -> Result<Handle<Buffer>, CommError> {
-        let op = ReduceScatter { partial: buffer, target: ReduceTarget::InPlace };
-        let summed = self.reduce_scatter(op)?.wait()?;
-        self.all_gather(summed.partial)
+        reduce_and_gather(self, buffer)
     }
 
     /// Overwrites every rank's `buffer` with `root`'s.

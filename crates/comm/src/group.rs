@@ -15,6 +15,10 @@ use crate::{
     Traffic, peer_views,
 };
 
+/// The bytes of a sum that are written to all ranks at once: a few blocks of them fit into the
+/// second-level cache.
+const SUMMED_AT_ONCE: usize = 128 << 10;
+
 /// One rank's communicator. Operations run when they are issued, on the calling thread.
 pub(crate) struct Group<T> {
     transport: T,
@@ -125,6 +129,18 @@ impl<T: Transport> Group<T> {
         tree_sum_in_place(&before, target, &after);
     }
 
+    /// Sums over `shard` of every rank's contribution, which no other rank touches; a block at a
+    /// time, so that the others' lines are still in the caches when the sum is written to them.
+    fn sum_on_all(&self, own: &mut Region, shard: Range<usize>, dtype: DType, peers: &dyn Peers) {
+        for start in shard.clone().step_by(SUMMED_AT_ONCE) {
+            let block = start..shard.end.min(start + SUMMED_AT_ONCE);
+            self.sum_in_place(own, block.clone(), dtype, peers);
+            for rank in self.others() {
+                peers.write(rank, block.clone(), own.range_mut(block.clone()));
+            }
+        }
+    }
+
     /// Every rank's elements of `range`, in rank order.
     fn inputs<'a>(
         &self,
@@ -228,6 +244,25 @@ impl<T: Transport> Communicator for Group<T> {
         let (dtype, numel) = (op.partial.dtype(), op.partial.numel());
         let deed = |operation: &Operation| self.sum(operation, op);
         Ok(Handle::done(self.run(Kind::ReduceScatter, Some(dtype), numel, deed)))
+    }
+
+    fn all_reduce(&self, mut buffer: Buffer) -> Result<Handle<Buffer>, CommError> {
+        if !self.transport.writes_to_peers() {
+            return reduce_and_gather(self, buffer);
+        }
+        check_shards("all-reduce", buffer.numel(), self.world_size())?;
+        let (dtype, numel) = (buffer.dtype(), buffer.numel());
+        let deed = |operation: &Operation| {
+            let shard = self.shard(buffer.len(), self.rank());
+            let mut read = |own: &mut Region, peers: &dyn Peers| {
+                self.sum_on_all(own, shard.clone(), dtype, peers);
+            };
+            self.transport.meet(operation, Offer::Shared(buffer.region_mut()), &mut read)?;
+            // The others' parts of one shard come here, and their sums of the other shards.
+            self.count_collective(Bytes(shard.len()) * (2 * (self.world_size().get() - 1)));
+            Ok(buffer)
+        };
+        Ok(Handle::done(self.run(Kind::AllReduce, Some(dtype), numel, deed)))
     }
 
     fn all_gather(&self, mut full: Buffer) -> Result<Handle<Buffer>, CommError> {
@@ -393,6 +428,16 @@ impl<T: Transport> Communicator for Group<T> {
     fn allocated(&self) -> Allocated {
         self.transport.allocated()
     }
+}
+
+/// An all-reduce of two steps, for those who cannot write to each other's memory.
+pub(crate) fn reduce_and_gather<C: Communicator + ?Sized>(
+    comm: &C,
+    buffer: Buffer,
+) -> Result<Handle<Buffer>, CommError> {
+    let op = ReduceScatter { partial: buffer, target: ReduceTarget::InPlace };
+    let summed = comm.reduce_scatter(op)?.wait()?;
+    comm.all_gather(summed.partial)
 }
 
 /// Copies what `rank` offers over `range` of `target`, unless it lies there; returns how much.

@@ -21,6 +21,7 @@ pub(crate) struct Operation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     ReduceScatter,
+    AllReduce,
     AllGather,
     /// An all-gather of so many shards a rank; their lengths are added up when they are read.
     AllGatherMany {
@@ -95,6 +96,7 @@ impl Operation {
             Kind::AllGatherMany { shards } => (7, shards as u64),
             Kind::PeerViews { shards } => (8, shards as u64),
             Kind::EndPeerViews => (9, 0),
+            Kind::AllReduce => (10, 0),
         };
         let dtype = self.dtype.and_then(|dtype| DType::ALL.iter().position(|d| *d == dtype));
         let dtype = dtype.map_or(0, |index| index + 1) as u64;
@@ -121,6 +123,7 @@ impl Operation {
             7 => Kind::AllGatherMany { shards: detail },
             8 => Kind::PeerViews { shards: detail },
             9 => Kind::EndPeerViews,
+            10 => Kind::AllReduce,
             kind => panic!("no operation has the code {kind}"),
         };
         let dtype = (word >> 8 & 0xff) as usize;
@@ -162,6 +165,7 @@ impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
             Kind::ReduceScatter => write!(f, "reduce-scatter")?,
+            Kind::AllReduce => write!(f, "all-reduce")?,
             Kind::AllGather => write!(f, "all-gather")?,
             Kind::AllGatherMany { shards } => write!(f, "all-gather from {shards} shards a rank")?,
             Kind::Broadcast { root } => write!(f, "broadcast from rank {root}")?,
@@ -194,12 +198,12 @@ mod tests {
 
     #[test]
     fn words_keep_everything() {
-        use Kind::{AllGather, AllocReplica, Barrier, Broadcast, Exchange, ReduceScatter, Split};
+        use Kind::{AllGather, AllReduce, Barrier, Broadcast, Exchange, ReduceScatter, Split};
         let root = Rank(63);
         let exchange =
             Exchange { label: Label::new("a label that is longer than there is room for") };
         let kinds =
-            [ReduceScatter, AllGather, Broadcast { root }, exchange, Barrier, AllocReplica, Split];
+            [ReduceScatter, AllReduce, AllGather, Broadcast { root }, exchange, Barrier, Split];
         for kind in kinds {
             for dtype in DType::ALL.map(Some).into_iter().chain([None]) {
                 let operation = Operation { sequence: 7, kind, dtype, numel: Numel(1 << 40) };

@@ -107,6 +107,7 @@ impl Copied {
     fn of(offer: &Offer<'_>) -> Self {
         match offer {
             Offer::Range(region, range) => Self::concat(&[&region.bytes()[range.clone()]]),
+            Offer::Shared(region) => Self::concat(&[region.bytes()]),
             Offer::Pieces(pieces) => Self::concat(pieces),
         }
     }
@@ -258,7 +259,7 @@ impl Transport for ThreadTransport {
             self.members.ranks().iter().zip(&posts).map(|(rank, post)| (*rank, post.operation));
         operation.agree(self.me(), others)?;
         match offer {
-            Offer::Range(region, _) => read(region, &Copies(posts)),
+            Offer::Range(region, _) | Offer::Shared(region) => read(region, &Copies(posts)),
             Offer::Pieces(_) => read(&mut Region::heap(Bytes(0)), &Copies(posts)),
         }
 

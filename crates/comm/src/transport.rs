@@ -38,6 +38,11 @@ pub(crate) trait Transport: Send + Sync + Sized + 'static {
         None
     }
 
+    /// Whether members can write to what others offer, as [`Offer::Shared`] says.
+    fn writes_to_peers(&self) -> bool {
+        false
+    }
+
     /// See [`Communicator::alloc`](crate::Communicator::alloc).
     fn alloc(&self, bytes: Bytes) -> Result<Region, CommError>;
 
@@ -80,6 +85,9 @@ pub(crate) trait Lender {
 pub(crate) enum Offer<'a> {
     /// So many bytes of one region.
     Range(&'a mut Region, Range<usize>),
+    /// All bytes of one region, which other members write to as well: each byte is read and
+    /// written by one member alone, the same in all of the members' regions.
+    Shared(&'a mut Region),
     /// Several runs of bytes, wherever they lie.
     Pieces(&'a [&'a [u8]]),
 }
@@ -98,6 +106,15 @@ pub(crate) trait Peers {
     /// The bytes of `range` of what `rank`, another member, offers; on a multiple of 64 bytes
     /// where the offer and the range start on one.
     fn bytes(&self, rank: Rank, range: Range<usize>) -> &[u8];
+
+    /// Writes over `range` of what `rank`, another member, offers as [`Offer::Shared`].
+    ///
+    /// # Panics
+    ///
+    /// If the transport does not write to peers, or the range ends after the offer.
+    fn write(&self, rank: Rank, range: Range<usize>, bytes: &[u8]) {
+        unreachable!("{range:?} of rank {rank} cannot be written: {} bytes", bytes.len());
+    }
 
     /// Whether what `rank` offers starts at this very address: then there is nothing to copy.
     fn lies_at(&self, rank: Rank, address: usize) -> bool;

@@ -126,16 +126,29 @@ impl ShmTransport {
     ) -> Result<Range<usize>, CommError> {
         match offer {
             Offer::Range(region, range) => {
-                let bytes = &region.bytes()[range.clone()];
-                if let Some(place) = self.place_of(bytes) {
-                    return Ok(place);
-                }
-                let (block, place) = self.stage(staging, bytes.len())?;
-                kernels::copy(bytes, block.range_mut(0..bytes.len()));
-                Ok(place)
+                self.place_or_copy(&region.bytes()[range.clone()], staging)
             }
+            Offer::Shared(region) => self.place_or_copy(region.bytes(), staging),
             Offer::Pieces(pieces) => self.list(pieces, staging),
         }
+    }
+
+    fn place_or_copy(
+        &self,
+        bytes: &[u8],
+        staging: &mut Option<Region>,
+    ) -> Result<Range<usize>, CommError> {
+        if let Some(place) = self.place_of(bytes) {
+            return Ok(place);
+        }
+        let (block, place) = self.stage(staging, bytes.len())?;
+        kernels::copy(bytes, block.range_mut(0..bytes.len()));
+        Ok(place)
+    }
+
+    /// Whether others write to a copy of what is offered.
+    fn is_copied(&self, offer: &Offer<'_>) -> bool {
+        matches!(offer, Offer::Shared(region) if self.place_of(region.bytes()).is_none())
     }
 
     /// Lists where `pieces` lie, in front of copies of those that do not lie in shared memory.
@@ -242,10 +255,16 @@ impl ShmTransport {
     }
 }
 
-/// Calls `read` with what this rank has offered.
-fn give_back(offer: Offer<'_>, others: &Offers<'_>, read: &mut dyn FnMut(&mut Region, &dyn Peers)) {
+/// Calls `read` with what this rank has offered, or the copy of it that others write to.
+fn give_back(
+    offer: &mut Offer<'_>,
+    copy: Option<&mut Region>,
+    others: &Offers<'_>,
+    read: &mut dyn FnMut(&mut Region, &dyn Peers),
+) {
     match offer {
         Offer::Range(region, _) => read(region, others),
+        Offer::Shared(region) => read(copy.unwrap_or(region), others),
         Offer::Pieces(_) => read(&mut Region::heap(Bytes(0)), others),
     }
 }
@@ -278,14 +297,14 @@ impl Transport for ShmTransport {
     fn meet(
         &self,
         operation: &Operation,
-        offer: Offer<'_>,
+        mut offer: Offer<'_>,
         read: &mut dyn FnMut(&mut Region, &dyn Peers),
     ) -> Result<(), CommError> {
         let control = self.process.control();
         self.failed(operation, control.failure())?;
         control.callers[self.process.rank.0].count();
         let Some(meeting) = self.meeting() else {
-            give_back(offer, &Offers::new(&self.process.mapping, Vec::new()), read);
+            give_back(&mut offer, None, &Offers::new(&self.process.mapping, Vec::new()), read);
             return Ok(());
         };
         let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
@@ -300,19 +319,28 @@ impl Transport for ShmTransport {
         let is_read = !self.lies_in_place(operation, &offer, &places);
         let offers = Offers::new(&self.process.mapping, places);
         let _lent = Lent(self);
-        give_back(offer, &offers, read);
+        let copy = staging.as_mut().filter(|_| self.is_copied(&offer));
+        give_back(&mut offer, copy, &offers, read);
 
         if !is_read {
             return Ok(());
         }
         own.read.post(sequence);
         self.wait(operation, |seat| &seat.read)?;
+        let is_copied = self.is_copied(&offer);
+        if let (Offer::Shared(region), Some(copy), true) = (offer, &*staging, is_copied) {
+            kernels::copy(&copy.bytes()[..region.len().0], region.bytes_mut());
+        }
         staging.take_if(|block| block.len().0 > STAGING_KEPT);
         Ok(())
     }
 
     fn lender(&self) -> Option<&dyn Lender> {
         Some(self)
+    }
+
+    fn writes_to_peers(&self) -> bool {
+        true
     }
 
     fn alloc(&self, bytes: Bytes) -> Result<Region, CommError> {

@@ -217,8 +217,8 @@ pub(super) struct Offers<'a> {
 
 impl<'a> Offers<'a> {
     /// `ranges` were posted for the operation that is running, by members who write to no byte of
-    /// them, nor of the pieces that are listed there, that another member reads until all have
-    /// read.
+    /// them, nor of the pieces that are listed there, that another member reads or writes until
+    /// all have read.
     pub(super) fn new(mapping: &'a Mapping, ranges: Vec<Range<usize>>) -> Self {
         Self { mapping, ranges }
     }
@@ -279,6 +279,18 @@ impl Peers for Offers<'_> {
         let offer = &self.ranges[rank.0];
         assert!(range.end <= offer.len(), "{range:?} of {} offered bytes", offer.len());
         self.slice(offer.start + range.start..offer.start + range.end)
+    }
+
+    fn write(&self, rank: Rank, range: Range<usize>, bytes: &[u8]) {
+        let offer = &self.ranges[rank.0];
+        assert!(range.len() == bytes.len() && range.end <= offer.len(), "{range:?} of {offer:?}");
+        let end = offer.start + range.end;
+        assert!(end <= self.mapping.len, "an offer of {offer:?} lies outside of the mapping");
+        let start = self.mapping.address(offer.start + range.start);
+        // SAFETY: in bounds by the assertions, and nobody else reads or writes there meanwhile: the
+        // owner lent it to the operation, in which this member alone has to do with these bytes.
+        // When the owner may have its memory back, or has lost it, is as in `slice`.
+        unsafe { start.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
     }
 
     fn lies_at(&self, rank: Rank, address: usize) -> bool {

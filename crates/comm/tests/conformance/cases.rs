@@ -1,5 +1,7 @@
 //! What collectives compute.
 
+use std::ops::Range;
+
 use oxizero_comm::{Communicator, ReduceScatter, ReduceTarget, Traffic, redistribute};
 use oxizero_core::{Bytes, DType, Numel, Placement, ProcessGroup, Rank};
 use oxizero_device::Buffer;
@@ -14,6 +16,7 @@ pub(crate) fn sums_equal_a_plain_loop(comm: Box<dyn Communicator>) {
         for wire in DType::ALL {
             for place in PLACES {
                 in_place(&*comm, wire, shard, seed, place);
+                on_all(&*comm, wire, shard, seed, place);
                 for out in DType::ALL {
                     into_shard(&*comm, (wire, out), shard, seed, Combine::Assign, place);
                     into_shard(&*comm, (wire, out), shard, seed, Combine::Add, place);
@@ -32,13 +35,23 @@ fn partial(comm: &dyn Communicator, wire: DType, shard: usize, seed: usize, at: 
     partial
 }
 
-/// This rank's shard of the sum of all contributions, before it is rounded.
+/// Elements of the sum of all contributions, before they are rounded.
+fn sums_of(
+    comm: &dyn Communicator,
+    wire: DType,
+    elements: Range<usize>,
+    seed: usize,
+) -> impl Iterator<Item = f32> {
+    let ranks = 0..comm.world_size().get();
+    elements.map(move |index| {
+        tree(ranks.clone().map(|rank| rounded(value(rank, index, seed), wire)).collect())
+    })
+}
+
+/// This rank's shard of them.
 fn sums(comm: &dyn Communicator, wire: DType, shard: usize, seed: usize) -> Vec<f32> {
-    let sum = |index| {
-        let ranks = 0..comm.world_size().get();
-        tree(ranks.map(|rank| rounded(value(rank, index, seed), wire)).collect())
-    };
-    (0..shard).map(|index| sum(comm.rank().0 * shard + index)).collect()
+    let start = comm.rank().0 * shard;
+    sums_of(comm, wire, start..start + shard, seed).collect()
 }
 
 fn reduce(comm: &dyn Communicator, partial: Buffer, target: ReduceTarget) -> ReduceScatter {
@@ -53,6 +66,16 @@ fn in_place(comm: &dyn Communicator, wire: DType, shard: usize, seed: usize, pla
     expected[mine].copy_from_slice(&sum.iter().map(|x| rounded(*x, wire)).collect::<Vec<_>>());
     let after = reduce(comm, before, ReduceTarget::InPlace);
     assert_eq!(values(&after.partial), expected, "{wire}, {shard} a shard");
+}
+
+/// The sum comes to every rank, also where only some ranks' memory can be written by others.
+fn on_all(comm: &dyn Communicator, wire: DType, shard: usize, seed: usize, place: Place) {
+    let place = if comm.rank().0.is_multiple_of(2) { Place::Alloc } else { place };
+    let before = partial(comm, wire, shard, seed, place);
+    let sums = sums_of(comm, wire, 0..before.numel().0, seed);
+    let expected: Vec<_> = sums.map(|sum| rounded(sum, wire)).collect();
+    let after = comm.all_reduce(before).unwrap().wait().unwrap();
+    assert_eq!(values(&after), expected, "{wire}, {shard} a shard");
 }
 
 fn into_shard(
@@ -100,11 +123,10 @@ fn into_shard_of(
 /// Every rank ends with the whole sum, wherever it was put.
 pub(crate) fn partial_sums_become_replicated(comm: Box<dyn Communicator>) {
     let world_size = comm.world_size().get();
-    let numel = 7 * world_size;
-    let expected: Vec<_> = (0..numel)
-        .map(|index| tree((0..world_size).map(|rank| value(rank, index, 1)).collect()))
-        .collect();
-    let partial = || partial(&*comm, DType::F32, 7, 1, Place::Alloc);
+    let shard = 40_007;
+    let numel = shard * world_size;
+    let expected: Vec<_> = sums_of(&*comm, DType::F32, 0..numel, 1).collect();
+    let partial = || partial(&*comm, DType::F32, shard, 1, Place::Alloc);
     let op = ReduceScatter { partial: partial(), target: ReduceTarget::InPlace };
     let after = redistribute(&*comm, op, Placement::Replicated).unwrap();
     assert_eq!(after.partial.f32(), expected);
