@@ -170,11 +170,26 @@ impl Output<'_> {
 
     #[inline(always)]
     fn put_of<T: Element>(&mut self, row: &Row, at: At) -> bool {
-        let row: [T; ROW] = narrow(row);
+        self.write(&narrow::<T>(row), at)
+    }
+
+    /// Overwrites the elements from `start` on by those of `values`, of the same dtype. Returns
+    /// whether all are finite.
+    #[inline(always)]
+    pub fn copy<T: Element>(&mut self, values: &[T], at: At) -> bool {
+        let values = &values[at.start..];
         match at.whole {
-            true => self.writer.write(at.start, &row),
-            false => self.writer.write_part(at.start, &row),
+            true => self.write(values.first_chunk().expect(WHOLE), at),
+            false => self.write(&filled_up(values), at),
         }
-        all_finite(&row)
+    }
+
+    #[inline(always)]
+    fn write<T: Element>(&mut self, row: &[T; ROW], at: At) -> bool {
+        match at.whole {
+            true => self.writer.write(at.start, row),
+            false => self.writer.write_part(at.start, row),
+        }
+        all_finite(row)
     }
 }

@@ -17,6 +17,7 @@ pub enum Combine {
 
 /// Puts `source` into `target`: over it, or added to it in f32, rounding once. Returns whether
 /// every element of `target` is finite then; on a device, which would have to be asked, `true`.
+/// What is put over elements of its own dtype are the same bits.
 ///
 /// # Panics
 ///
@@ -33,6 +34,12 @@ pub fn accumulate(source: View<'_>, target: ViewMut<'_>, combine: Combine) -> bo
             tree_sum(&[source], target, combine);
             true
         }
+        (target, Combine::Assign) if target.as_view().dtype() == source.dtype() => match source {
+            View::F32(source) => copy(source, target),
+            View::Bf16(source) => copy(source, target),
+            View::F16(source) => copy(source, target),
+            View::Device(_) => unreachable!("{HANDED_ON}"),
+        },
         (target, Combine::Assign) => overwrite(
             target,
             &[source],
@@ -133,6 +140,27 @@ fn sum_in_place<T: Element>(others: &[View<'_>], place: usize, target: &mut [T])
             )
         },
     );
+}
+
+/// Overwrites `target`, which is of the same dtype, by `source`; returns whether all is finite.
+fn copy<T: Element>(source: &[T], target: ViewMut<'_>) -> bool {
+    row::output(target, |output| {
+        vectorised(
+            #[inline(always)]
+            || {
+                let mut finite = true;
+                row::each(
+                    source.len(),
+                    #[inline(always)]
+                    |at| {
+                        row::ask_of(source, at);
+                        finite &= output.copy(source, at);
+                    },
+                );
+                finite
+            },
+        )
+    })
 }
 
 /// Overwrites `target` by the rows that are made from the inputs; returns whether all is finite.
