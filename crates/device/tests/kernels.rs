@@ -238,12 +238,12 @@ fn trees_of_three_four_and_five_add_as_documented() {
 
 /// Every bf16, and every f32 whose lower half decides the rounding: below, at and above the tie.
 #[test]
-fn bf16_conversions_equal_half_crate_on_every_input() {
+fn bf16_is_widened_as_it_is_and_narrowed_as_by_the_half_crate_on_every_input() {
     let every: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).collect();
     let mut widened = vec![0.0; every.len()];
     cast(View::Bf16(&every), ViewMut::F32(&mut widened));
     for (wide, narrow) in widened.iter().zip(&every) {
-        assert_eq!(wide.to_bits(), narrow.to_f32().to_bits(), "{:#x}", narrow.to_bits());
+        assert_eq!(wide.to_bits(), u32::from(narrow.to_bits()) << 16);
     }
     for lower in [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF] {
         let values: Vec<f32> =

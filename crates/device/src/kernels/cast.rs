@@ -12,8 +12,8 @@ use crate::{Buffer, DeviceView, DeviceViewMut, View, ViewMut};
 /// Copies `source` into `target`, rounding to nearest even where the target is narrower. One may
 /// lie on a device and the other on the host; then elements that are rounded are so on the host.
 ///
-/// Between equal dtypes the bits are copied. Else a NaN stays a NaN of the same sign, made quiet;
-/// what is too large becomes infinite.
+/// Between equal dtypes the bits are copied. Else a NaN stays a NaN of the same sign, made quiet
+/// where it is narrowed; what is too large becomes infinite.
 ///
 /// # Panics
 ///
