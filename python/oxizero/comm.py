@@ -78,14 +78,20 @@ def broadcast(tensor, src, group=None, async_op=False):
 
 
 def all_reduce(tensor, op=ReduceOp.SUM, group=None, async_op=False):
-    """Overwrites the tensor with all ranks', combined in rank order."""
+    """Overwrites the tensor with all ranks', combined in rank order; 16-bit ones in float32."""
     if _is_torchs():
         return _torch.all_reduce(tensor, op, group, async_op)
     _native(group)
     if op not in _COMBINE:
         raise ConfigError(f"all_reduce(op={op}): there are SUM, AVG, PRODUCT, MIN and MAX")
-    combined = functools.reduce(_COMBINE[op], _gather(tensor))
-    tensor.copy_(combined / get_world_size() if op == ReduceOp.AVG else combined)
+    is_average = op == ReduceOp.AVG
+    if is_average and not (tensor.is_floating_point() or tensor.is_complex()):
+        raise ConfigError(f"all_reduce(op=AVG) of {tensor.dtype}: an average is no integer; use SUM")
+    parts = _gather(tensor)
+    if tensor.dtype in (torch.bfloat16, torch.float16):  # rounded once, at the end
+        parts = [part.float() for part in parts]
+    combined = functools.reduce(_COMBINE[op], parts)
+    tensor.copy_(combined / get_world_size() if is_average else combined)
     return _done(async_op)
 
 

@@ -1,7 +1,8 @@
 """Values as JSON from which they come back equal.
 
 What JSON does not have, or would give back as something else, is an object with the key `$`, which
-says what it is, and `of`. What cannot be told so is refused by its name.
+says what it is, and `of`; so is a dict with keys that begin so, which parsers may have a meaning for.
+What cannot be told so is refused by its name.
 """
 
 import collections
@@ -79,7 +80,7 @@ class _Writer:
             for key, one in value.items()
             if not (self._is_schedule and isinstance(one, _FUNCTIONS))
         }
-        if not is_counter and _TAG not in of and all(isinstance(key, str) for key in of):
+        if not is_counter and all(isinstance(key, str) and not key.startswith(_TAG) for key in of):
             return {_text(key, f"a key of {name}"): one for key, one in of.items()}
         pairs = [[self.write(key, f"a key of {name}", levels + 3), one] for key, one in of.items()]
         return _tagged("counter" if is_counter else "dict", pairs)

@@ -13,7 +13,7 @@ from oxizero.later import Later
 from oxizero.log import log_dist
 from oxizero.lr_schedules import check_metrics
 from oxizero.model_files import ModelFiles
-from oxizero.optimizer import groups
+from oxizero.optimizer import groups, set_options
 from oxizero.passes import Passes
 from oxizero.settings import Settings
 from oxizero.sharded import Sharded
@@ -132,11 +132,10 @@ class Engine(Checkpoints, Later, ModelFiles, Settings, TorchCalls, torch.nn.Modu
     def step(self, lr_kwargs=None):
         """Ends the micro-batch and, at the window's boundary, updates the weights and advances the
         schedule of the learning rate, whose `step` is given `lr_kwargs`."""
-        self._settle()
-        self._passes.check()
         self._has_applied = False
         home = self._sharded or self._weights
         try:
+            self._settle()
             self._prepare_step(home, lr_kwargs)
         except Exception:
             with contextlib.suppress(EngineError):  # the others do not wait for this rank
@@ -171,8 +170,7 @@ class Engine(Checkpoints, Later, ModelFiles, Settings, TorchCalls, torch.nn.Modu
 
     def _prepare_step(self, home, lr_kwargs):
         """All that a rank may refuse by itself."""
-        if self.is_gradient_accumulation_boundary():
-            check_metrics(self.lr_scheduler, lr_kwargs)
+        self._passes.check()
         self._weights.check_model(self.module)
         self._weights.check(self._core)
         if not self._passes.has_ended:
@@ -180,8 +178,10 @@ class Engine(Checkpoints, Later, ModelFiles, Settings, TorchCalls, torch.nn.Modu
                 "step() ends a micro-batch, and no backward has ended since the last step(); "
                 "engine.step() and optimizer.step() are the same, and one of them is to be called"
             )
-        home.take_over(self._core)
-        self._core.set_groups(groups(self.optimizer))
+        if self.is_gradient_accumulation_boundary():
+            check_metrics(self.lr_scheduler, lr_kwargs)
+            home.take_over(self._core)
+            self._core.set_groups(groups(self.optimizer))
 
     def _samples(self, held):
         """Samples of all ranks in so many micro-batches."""
@@ -268,7 +268,7 @@ class Engine(Checkpoints, Later, ModelFiles, Settings, TorchCalls, torch.nn.Modu
     def set_lr(self, lr):
         """Sets the learning rate of all of the optimizer's groups."""
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            set_options(group, {"lr": lr})
 
     def get_mom(self):
         """The betas of the optimizer's groups, or their momentum."""

@@ -14,6 +14,7 @@ import torch
 
 from oxizero._oxizero import ConfigError
 from oxizero.log import logger
+from oxizero.optimizer import set_options
 
 
 class _Schedule:
@@ -52,10 +53,7 @@ class _Schedule:
     def _set(self):
         self._last_lr = self.get_lr()
         for group, lr in zip(self.optimizer.param_groups, self._last_lr, strict=True):
-            if isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(lr)
-            else:
-                group["lr"] = lr
+            set_options(group, {"lr": lr})
 
     def _each(self, name, value):
         return _per_group(self.optimizer, name, value)

@@ -81,7 +81,7 @@ def take_settings(optimizer, settings):
         is_other = told.get("rule", own["rule"]) != own["rule"]
         names = ("lr", "weight_decay") if is_other else told.keys() & own.keys() - {"rule"}
         # None is a momentum of which no buffer is kept.
-        _set(group, {name: told[name] for name in names if told[name] is not None})
+        set_options(group, {name: told[name] for name in names if told[name] is not None})
 
 
 def scheduled(param_groups):
@@ -97,10 +97,11 @@ def take_scheduled(optimizer, scheduler, scheduled):
     is_of_momentum = getattr(scheduler, "cycle_momentum", False)
     names = ("lr", *(_MOMENTA if is_of_momentum else ()), *_OF_SCHEDULERS)
     for group, told in zip(optimizer.param_groups, scheduled):
-        _set(group, {name: told[name] for name in names if name in told and name in group})
+        set_options(group, {name: told[name] for name in names if name in told and name in group})
 
 
-def _set(group, told):
+def set_options(group, told):
+    """Sets some of a group's hyper-parameters, in the tensors that it has them in."""
     for name, value in told.items():
         if isinstance(group[name], torch.Tensor):
             group[name].fill_(value)

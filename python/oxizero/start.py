@@ -56,14 +56,16 @@ def initialize(
         told = configuration.the_one(args, config, config_params)
         if model is None:
             raise ConfigError("initialize(model=...) is missing")
-        if distributed_port is not None:
+        if distributed_port not in (None, 29500):  # DeepSpeed's default
             raise ConfigError(
-                "initialize(distributed_port=...) is refused: torchrun sets MASTER_PORT"
+                f"initialize(distributed_port={distributed_port}) is refused: torchrun sets "
+                "MASTER_PORT"
             )
         pieces.settle(model)
         arrangement = splits.arrange(model, mesh_param, mpu)
         read = configuration.read(told, arrangement.batch_ranks)
         client = _client(model, optimizer, model_parameters, read)
+        _tell_untrained(model, client)
         wrapped = Optimizer(client)
         scheduler = _scheduler(wrapped, lr_scheduler, read)
         if read.log_level is not None:
@@ -95,6 +97,24 @@ def _client(model, optimizer, model_parameters, config):
             "configuration"
         )
     return optimizers.from_settings(config.optimizer, parameters)
+
+
+def _tell_untrained(model, client):
+    """Warns of gradients that nobody uses."""
+    trained = {id(param) for group in client.param_groups for param in group["params"]}
+    untrained = [
+        name
+        for name, param in model.named_parameters()
+        if param.requires_grad and id(param) not in trained
+    ]
+    if untrained:
+        log_dist(
+            f"{len(untrained)} parameters, of which `{untrained[0]}` is one, want gradients and "
+            "are in no group of the optimizer: they are not trained, and keep whole gradients in "
+            "`param.grad`; requires_grad_(False) before initialize() saves those",
+            ranks=[0],
+            level=logging.WARNING,
+        )
 
 
 def _scheduler(optimizer, lr_scheduler, config):

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import warnings
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -18,6 +19,8 @@ _is_initialized = False
 
 # Arguments of DeepSpeed's `init_distributed` that ask for nothing else than what is done.
 _NO_REQUEST = {
+    "distributed_port": (None, 29500),
+    "init_method": (None, "env://"),
     "auto_mpi_discovery": (None, True, False),
     "verbose": (None, True, False),
     "dist_init_required": (None, True, False),
@@ -112,7 +115,10 @@ def init_distributed(dist_backend=None, timeout=None, **others):
     global _deadline, _is_initialized
     for name, value in others.items():
         if value not in _NO_REQUEST.get(name, (None,)):
-            raise ConfigError(f"init_distributed({name}={value!r}): ranks follow torchrun's names")
+            raise ConfigError(
+                f"init_distributed({name}={value!r}): ranks meet as the environment says, in "
+                "torchrun's names: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT"
+            )
     if timeout is not None:
         if not isinstance(timeout, timedelta) or timeout <= timedelta(0):
             raise ConfigError(
@@ -126,6 +132,8 @@ def init_distributed(dist_backend=None, timeout=None, **others):
         return  # nobody has started ranks
     # A script that asks for GPUs' on a machine without any means whatever there is.
     if not torch.cuda.is_available() and dist_backend in (None, "nccl"):
+        if dist_backend and place().rank == 0:
+            warnings.warn("there is no GPU here: gloo is started in place of nccl", stacklevel=2)
         dist_backend = "gloo"
     if dist_backend and not distributed.is_backend_available(dist_backend.split(":")[-1]):
         raise ConfigError(

@@ -1,5 +1,6 @@
 """Weights that rest sharded, from the start and made whole for a while, with DeepSpeed's names."""
 
+import contextlib
 from collections.abc import Iterable
 
 import torch
@@ -44,11 +45,11 @@ class GatheredParameters:
             )
         self._modifier = modifier_rank
         self._params = _listed(params) if enabled else []
-        self._buckets, self._resting, self._pieces = [], [], []
+        self._engines, self._buckets, self._resting, self._pieces = [], [], [], []
 
     def __enter__(self):
         """The order is that of engines and pieces: a set's is another one on each rank."""
-        buckets, found, resting = {}, {}, {}
+        engines, buckets, found, resting = {}, {}, {}, {}
         for param in self._params:
             engine = registry.engine_of(param)
             if engine is None:
@@ -57,12 +58,15 @@ class GatheredParameters:
                     found[piece.number] = (piece, (param, param._version))
                 continue
             number, index = registry.place_of(param)
+            engines[number] = engine
             if engine._sharded is None:
                 resting[number, index] = (engine, param)
             else:
                 bucket = engine._sharded.bucket_of(param)
                 buckets[number, bucket.index] = bucket
-        self._buckets, self._pieces, self._resting = map(_in_order, (buckets, found, resting))
+        self._engines, self._buckets, self._pieces, self._resting = map(
+            _in_order, (engines, buckets, found, resting)
+        )
         for core in self._sharing():
             core.barrier()  # nobody reads any more
         for bucket in self._buckets:
@@ -70,16 +74,20 @@ class GatheredParameters:
         hold([piece for piece, _ in self._pieces] + self._buckets)
 
     def __exit__(self, kind, *_):
+        is_done = False
         try:
-            if kind is not None:
+            if kind is None:
+                for bucket in self._buckets:
+                    bucket.check()
+                if self._modifier is not None:
+                    self._write()
+                is_done = True
+            elif issubclass(kind, Exception):
+                self._refuse(kind)
+        finally:
+            if not is_done:
                 for bucket in self._buckets:
                     bucket.discard()
-                return
-            for bucket in self._buckets:
-                bucket.check()
-            if self._modifier is not None:
-                self._write()
-        finally:
             let_go(self._buckets + [piece for piece, _ in self._pieces])
         for _, (param, version) in self._pieces:
             if kind is None and self._modifier is None and param._version != version:
@@ -105,6 +113,14 @@ class GatheredParameters:
             torch.autograd.graph.increment_version(local(param))
         for piece, _ in self._pieces:
             piece.share(self._modifier)
+
+    def _refuse(self, kind):
+        """Ranks that come to take the modifier's values hear that this one does not."""
+        if self._modifier is None or self._sharing():
+            return
+        with contextlib.suppress(EngineError):
+            for engine in self._engines[:1]:
+                engine._core.refuse(f"the values of rank {self._modifier}", kind.__name__)
 
     def _sharing(self):
         """The engines to whose shared weights one rank writes."""

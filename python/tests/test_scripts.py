@@ -173,6 +173,18 @@ def test_an_average_is_one_of_ranks(ranks):
     assert ranks(2, average) == [0.5, 0.5]
 
 
+def rounded_once(rank):
+    told = torch.tensor([(256.0, 1.0, 1.0, 1.0)[rank]], dtype=torch.bfloat16)
+    oxizero.comm.all_reduce(told)
+    assert told.item() == 260.0
+    with pytest.raises(oxizero.ConfigError, match="an average is no integer"):
+        oxizero.comm.all_reduce(torch.tensor([3]), op=oxizero.comm.ReduceOp.AVG)
+
+
+def test_sums_of_16_bit_numbers_are_rounded_once(ranks):
+    ranks(4, rounded_once)
+
+
 def test_a_group_is_torchs():
     with pytest.raises(oxizero.ConfigError, match="init_process_group"):
         comm.barrier(group=object())

@@ -1,7 +1,5 @@
 """torch's own calls, made of a model that an engine has."""
 
-import math
-
 import pytest
 import torch
 from test_access import Constant, start
@@ -122,26 +120,3 @@ def test_windows_that_end_early_count_what_they_held():
 def test_a_dtype_that_is_not_taken_is_named_once():
     with pytest.raises(ValueError, match="^parameter `weight`: `float64` parameters; the engine"):
         start(Constant(dtype=torch.float64), 1)
-
-
-def refused(rank, stage, back_end):
-    config = {"gradient_accumulation_steps": 2, "oxizero": {"backend": back_end}}
-    engine = start(Constant(4), stage, **config)
-    group = engine.optimizer.param_groups[0]
-    for is_last in [False, True]:
-        engine.backward(engine(1.0 + rank))
-        if rank == 1:
-            group["lr"] = math.nan
-        said = "lr" if rank == 1 else "rank 1 refused the call"
-        if is_last or rank == 1:
-            with pytest.raises((oxizero.EngineError, oxizero.ConfigError, ValueError), match=said):
-                engine.step()
-        group["lr"] = 1.0
-        engine.step()
-    assert engine.state_dict()["weight"].tolist() == [-1.5] * 4
-
-
-@pytest.mark.parametrize("back_end", ["native", "torch"])
-@pytest.mark.parametrize("stage", [1, 3])
-def test_a_step_that_one_rank_refuses_is_none_and_may_be_taken_again(ranks, stage, back_end):
-    ranks(2, refused, stage, back_end)

@@ -197,7 +197,7 @@ impl Engine {
         self.check_alive()?;
         let given = given.and_then(|given| self.check_ready().map(|()| given));
         let given = self.agree_call(call, of, given)?;
-        self.reduce_window(call)?;
+        self.reduce_window(call, false)?;
         Ok(given)
     }
 

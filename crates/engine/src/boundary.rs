@@ -56,37 +56,40 @@ impl Engine {
         self.step_unless(false)
     }
 
-    /// Takes part in the step that the other ranks take, where this rank's front-end refuses it:
-    /// they are told, and nothing is updated. Then the window is complete, and `step` may be called
-    /// again. Within a window there is nothing to take part in.
+    /// Takes part in the step that the other ranks take, where this rank's front-end refuses it, or
+    /// no backward has ended: they are told, and nothing is updated. The window stays as it is, and
+    /// `step` may be called again. Within a window there is nothing to take part in.
     pub fn refuse_step(&mut self) -> Result<(), EngineError> {
-        match self.window.state {
-            WindowState::Accumulating(n) if !self.ends(n + 1) => Ok(()),
-            _ => match self.step_unless(true) {
-                Err(EngineError::PeerRefused { .. }) => Ok(()),
-                other => other.map(|_| ()),
-            },
+        if self.is_within_window() {
+            return Ok(());
         }
+        match self.step_unless(true) {
+            Err(EngineError::PeerRefused { .. }) => Ok(()),
+            other => other.map(|_| ()),
+        }
+    }
+
+    /// Whether more micro-batches are to come after this one.
+    fn is_within_window(&self) -> bool {
+        self.window.ended().is_some_and(|n| !self.ends(n + 1))
     }
 
     fn step_unless(&mut self, refuses: bool) -> Result<StepOutcome, EngineError> {
         self.check_alive()?;
-        if self.window.micro_batch != MicroBatch::BackwardEnded {
+        if self.window.micro_batch != MicroBatch::BackwardEnded && !refuses {
             return Err(EngineError::NoBackward);
         }
         if matches!(self.window.state, WindowState::Reduced(_)) && !self.ends(usize::MAX) {
             return Err(EngineError::AlreadyReduced);
         }
-        if let WindowState::Accumulating(n) = self.window.state {
+        if let Some(n) = self.window.ended().filter(|_| self.is_within_window()) {
             let (n, of) = (n + 1, self.options.accumulation);
-            if !self.ends(n) {
-                self.window.state = WindowState::Accumulating(n);
-                self.window.micro_batch = MicroBatch::Open;
-                return Ok(StepOutcome::Accumulated { n, of });
-            }
+            self.window.state = WindowState::Accumulating(n);
+            self.window.micro_batch = MicroBatch::Open;
+            return Ok(StepOutcome::Accumulated { n, of });
         }
         self.look_after_save()?;
-        self.reduce_window("step")?;
+        self.reduce_window("step", refuses)?;
         let reduced = self.take_reduced();
         let mut report = self.report(&reduced);
         report.refuses |= refuses;
@@ -117,11 +120,13 @@ impl Engine {
         self.apply_sync()
     }
 
-    /// Takes all gradients to the optimizer's placement, once; a part of the collective `call`.
-    pub(crate) fn reduce_window(&mut self, call: &str) -> Result<(), EngineError> {
-        let WindowState::Accumulating(n) = self.window.state else { return Ok(()) };
+    /// Takes all gradients to the optimizer's placement, once; a part of the collective `call`,
+    /// which this rank may refuse.
+    pub(crate) fn reduce_window(&mut self, call: &str, refuses: bool) -> Result<(), EngineError> {
+        let Some(n) = self.window.ended() else { return Ok(()) };
         let non_finite = self.params.iter().position(|param| param.seen == Seen::NonFinite);
         let collected = Collected {
+            refuses,
             micro_batches: n + 1,
             passes: self.window.passes,
             backwards: self.window.backwards,

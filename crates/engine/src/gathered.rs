@@ -40,11 +40,8 @@ impl Engine {
             let is_first = !self.buckets[id.0].is_arriving();
             is_first.then_some(()).ok_or_else(|| self.not_so(id, first))
         });
-        let call = match self.buckets.get(id.0) {
-            Some(bucket) => format!("the weights of `{}`", self.names_of(bucket.spec())),
-            None => format!("the weights of bucket {id}"),
-        };
-        self.agree_call(&call, None, given)?;
+        let first = self.buckets.get(id.0).map(|bucket| bucket.spec().params[0]);
+        self.agree_call("the weights", first, given)?;
         let seen = self.groups.observed().of(Span::Gather(id));
         self.on_bucket(id, |bucket, comm| bucket.start_gather(full, comm, seen))
     }

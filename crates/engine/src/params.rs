@@ -18,10 +18,12 @@ use crate::written::others;
 use crate::{Engine, EngineError};
 
 /// Bytes that ranks tell each other of a call: its fingerprint, whether they refuse it, what tells
-/// its values from others, and the beginning of its name.
-const CALL_BYTES: usize = 48;
+/// its values from others, the parameter, and the beginning of its name.
+const CALL_BYTES: usize = 64;
 /// Where in it is what tells the values of a call from others; zeros if nothing does.
 const VALUES: Range<usize> = 9..17;
+/// Where the parameter's index is, counted from 1; 0 if it is about none.
+const PARAM: Range<usize> = 17..25;
 
 /// What a call is about.
 #[derive(Clone, Copy, Debug)]
@@ -229,17 +231,14 @@ impl Engine {
         given: Result<T, EngineError>,
     ) -> Result<T, EngineError> {
         let Of { param, told: values } = of.into();
-        let call = match param.map(|param| (param.0, self.specs.get(param.0))) {
-            Some((_, Some(spec))) => format!("{call} of `{}`", spec.name),
-            Some((index, None)) => format!("{call} of parameter {index}"),
-            None => call.to_owned(),
-        };
         let mut words = [0; CALL_BYTES];
-        words[..8].copy_from_slice(&fingerprint(&call).to_le_bytes());
         words[8] = u8::from(given.is_err());
         words[VALUES].copy_from_slice(&values.unwrap_or_default().to_le_bytes());
-        let text = &call[..call.floor_char_boundary(CALL_BYTES - VALUES.end)];
-        words[VALUES.end..][..text.len()].copy_from_slice(text.as_bytes());
+        words[PARAM].copy_from_slice(&param.map_or(0, |param| param.0 as u64 + 1).to_le_bytes());
+        let text = &call[..call.floor_char_boundary(CALL_BYTES - PARAM.end)];
+        words[PARAM.end..][..text.len()].copy_from_slice(text.as_bytes());
+        let call = self.call_of(call, param.map(|param| param.0));
+        words[..8].copy_from_slice(&fingerprint(&call).to_le_bytes());
         let told = self.groups.exchange(Message::Call, &call, &words);
         let told = told.map_err(|error| self.fail(error))?;
         let given = given?; // this rank's own reason is the best one
@@ -248,8 +247,10 @@ impl Engine {
             return Err(EngineError::PeerRefused { rank });
         }
         if let Some((other, rank)) = ranks().find(|(other, _)| other[..8] != words[..8]) {
-            let other = other[VALUES.end..].split(|byte| *byte == 0).next().unwrap_or_default();
-            let other = String::from_utf8_lossy(other).into_owned();
+            let text = other[PARAM.end..].split(|byte| *byte == 0).next().unwrap_or_default();
+            let param = u64::from_le_bytes(other[PARAM].try_into().expect("eight bytes"));
+            let param = (param as usize).checked_sub(1);
+            let other = self.call_of(&String::from_utf8_lossy(text), param);
             return Err(EngineError::CallsDiffer { rank, call, other });
         }
         let axes = param.map(|param| self.sharing(param).copies());
@@ -257,6 +258,15 @@ impl Engine {
         match others(firsts, |rank| &told[rank.0][VALUES]) {
             Some((first, others)) => Err(EngineError::ValuesDiffer { call, first, others }),
             None => Ok(given),
+        }
+    }
+
+    /// A call about a parameter, as errors name it.
+    fn call_of(&self, call: &str, param: Option<usize>) -> String {
+        match param.map(|index| (index, self.specs.get(index))) {
+            Some((_, Some(spec))) => format!("{call} of `{}`", spec.name),
+            Some((index, None)) => format!("{call} of parameter {index}"),
+            None => call.to_owned(),
         }
     }
 

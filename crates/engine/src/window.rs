@@ -46,11 +46,22 @@ impl Window {
         let micro_batch = MicroBatch::Open;
         Self { state, passes: 0, backwards: 0, micro_batch, loss_scale: None, weight: 0.0 }
     }
+
+    /// The micro-batches that have ended with a step; `None` once gradients are reduced.
+    pub(crate) fn ended(&self) -> Option<usize> {
+        match self.state {
+            WindowState::Empty | WindowState::Consumed => Some(0),
+            WindowState::Accumulating(n) => Some(n),
+            WindowState::Reduced(_) => None,
+        }
+    }
 }
 
 /// What one rank says of its window before gradients are divided.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Collected {
+    /// The rank does not take the step, and returns its own error.
+    pub(crate) refuses: bool,
     pub(crate) micro_batches: usize,
     /// Passes whose gradients the rank still holds.
     pub(crate) passes: usize,
@@ -89,6 +100,9 @@ impl Collected {
         let all: Vec<Self> =
             told.iter().map(|bytes| Self::from_bytes(bytes, self.used.len())).collect();
         let ranks = || all.iter().zip((0..).map(Rank));
+        if let Some((_, rank)) = ranks().find(|(collected, _)| collected.refuses) {
+            return Err(EngineError::PeerRefused { rank });
+        }
         let first_of = groups.same_batches();
         for (collected, at) in ranks() {
             let first = first_of[at.0];
@@ -125,6 +139,7 @@ impl Collected {
 
     fn to_bytes(&self) -> Vec<u8> {
         let numbers = [
+            u64::from(self.refuses),
             self.micro_batches as u64,
             self.passes as u64,
             self.backwards as u64,
@@ -140,18 +155,19 @@ impl Collected {
     }
 
     fn from_bytes(bytes: &[u8], param_count: usize) -> Self {
-        let (numbers, bits) = bytes.split_at(48);
+        let (numbers, bits) = bytes.split_at(56);
         let number = |index: usize| {
             let bytes = &numbers[8 * index..8 * (index + 1)];
             u64::from_le_bytes(bytes.try_into().expect("a slice of eight bytes"))
         };
-        let non_finite = number(5);
+        let non_finite = number(6);
         Self {
-            micro_batches: number(0) as usize,
-            passes: number(1) as usize,
-            backwards: number(2) as usize,
-            loss_scale: LossScale::new(f32::from_bits(number(3) as u32)).ok(),
-            weight: f64::from_bits(number(4)),
+            refuses: number(0) != 0,
+            micro_batches: number(1) as usize,
+            passes: number(2) as usize,
+            backwards: number(3) as usize,
+            loss_scale: LossScale::new(f32::from_bits(number(4) as u32)).ok(),
+            weight: f64::from_bits(number(5)),
             non_finite: (non_finite != u64::MAX).then_some(ParamId(non_finite as usize)),
             used: (0..param_count).map(|param| bits[param / 8] >> (param % 8) & 1 == 1).collect(),
         }
@@ -229,6 +245,7 @@ mod tests {
     fn what_was_collected_survives_the_wire() {
         for param_count in [0_usize, 1, 7, 8, 9, 64] {
             let collected = Collected {
+                refuses: param_count == 7,
                 micro_batches: 3,
                 passes: 4,
                 backwards: 5,
@@ -274,6 +291,7 @@ mod tests {
     #[test]
     fn scales_that_differ_name_both_ranks() {
         let rank = |scale: Option<f32>| Collected {
+            refuses: false,
             micro_batches: 1,
             passes: 1,
             backwards: 1,

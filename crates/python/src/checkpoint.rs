@@ -130,7 +130,7 @@ impl Engine {
 
     /// Takes part in the collective `call` that this rank refuses, so that the others hear of it;
     /// why, the caller says. An error if they do not.
-    fn refuse(&self, py: Python<'_>, call: &str, why: String) -> PyResult<()> {
+    pub(crate) fn refuse(&self, py: Python<'_>, call: &str, why: String) -> PyResult<()> {
         let why = EngineError::Param { param: String::new(), problem: why };
         self.run(py, |engine| match engine.refuse(call, None, why) {
             EngineError::Param { .. } => Ok(()),

@@ -232,6 +232,7 @@ impl Engine {
             f64::INFINITY => Norm::Infinity,
             other => {
                 let why = format!("norm_type = {other}; there are 1, 2, 3 and inf");
+                self.refuse(py, "clip_grads", why.clone())?;
                 return Err(PyValueError::new_err(why));
             }
         };

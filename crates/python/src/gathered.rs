@@ -39,7 +39,7 @@ fn in_turn(error: &EngineError, name: &str) -> String {
     let advice = match differs {
         true => {
             "; a module that some ranks skip, or use parts of, is declared with \
-             oxizero.utils.set_z3_leaf_modules"
+             oxizero.utils.set_z3_leaf_modules, and every rank calls state_dict() and the like"
         }
         false => "",
     };

@@ -149,6 +149,28 @@ fn a_step_that_one_rank_refuses_is_taken_by_none() {
     });
 }
 
+/// A rank that comes without a backward, in stages whose backward reduces nothing.
+#[test]
+fn a_step_that_one_rank_has_no_gradients_for_is_taken_by_none() {
+    let mut trial = on(&mesh(&[("data", 2)]), two_units(F32, |_, _| vec![vec![1.0]]));
+    for stage in [Stage::Zero0, Stage::Zero1] {
+        trial.options.stage = stage;
+        each_rank(&trial, |engine| {
+            if rank_of(engine) == 1 {
+                engine.refuse_step().unwrap();
+            } else {
+                trial.micro_batch(engine, 0, 0).unwrap();
+                let error = engine.step().unwrap_err();
+                assert!(matches!(error, EngineError::PeerRefused { rank: Rank(1) }), "{error:?}");
+            }
+            engine.discard_window().unwrap();
+            trial.micro_batch(engine, 0, 0).unwrap();
+            let outcome = engine.step().unwrap();
+            assert!(matches!(outcome, StepOutcome::Applied { .. }), "{outcome:?}");
+        });
+    }
+}
+
 /// The last rank had one more micro-batch, or one of another weight, than the rank beside it.
 #[test]
 fn micro_batches_that_differ_along_a_tensor_axis_are_refused_on_all_ranks() {
