@@ -28,17 +28,6 @@ fn with_manifest(folder: &Path, change: impl FnOnce(&mut Value)) {
     fs::write(path, sealed_text(&sealed["content"])).unwrap();
 }
 
-/// A manifest of this content.
-pub(crate) fn sealed_text(content: &Value) -> String {
-    let content = content.to_string();
-    let checksum = Checksum::of(content.as_bytes());
-    let format = "oxizero checkpoint manifest";
-    format!(
-        "{{\"format\":\"{format}\",\"version\":1,\"checksum\":\"{checksum}\",\
-         \"content\":{content}}}"
-    )
-}
-
 /// Replaces the header of the second writer's file by another text.
 fn with_header(folder: &Path, change: impl FnOnce(&str) -> String) {
     let (path, bytes) = pieces_file(folder);

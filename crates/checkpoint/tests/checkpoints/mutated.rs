@@ -8,8 +8,7 @@ use std::path::Path;
 use oxizero_checkpoint::{Manifest, Value};
 use oxizero_core::Random;
 
-use crate::hostile::sealed_text;
-use crate::sample::{read, saved};
+use crate::sample::{read, saved, sealed_text};
 
 const CHECKPOINTS: u64 = 10_000;
 

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use oxizero_checkpoint::{
-    Checkpoint, CheckpointError, Dtype, Group, Manifest, Param, Planned, Role, RunFolder, Tensor,
-    Training, Value,
+    Checkpoint, CheckpointError, Checksum, Dtype, Group, Manifest, Param, Planned, Role, RunFolder,
+    Tensor, Training, Value,
 };
 use oxizero_core::{LossScalerState, Part};
 use tempfile::TempDir;
@@ -126,6 +126,17 @@ pub(crate) fn saved() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let saved = save(&RunFolder::new(folder.path()), "step-000005", 5).unwrap();
     (folder, saved)
+}
+
+/// A manifest of this content.
+pub(crate) fn sealed_text(content: &Value) -> String {
+    let content = content.to_string();
+    let checksum = Checksum::of(content.as_bytes());
+    let format = "oxizero checkpoint manifest";
+    format!(
+        "{{\"format\":\"{format}\",\"version\":1,\"checksum\":\"{checksum}\",\
+         \"content\":{content}}}"
+    )
 }
 
 /// Reads all of a checkpoint.
