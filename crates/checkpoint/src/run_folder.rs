@@ -68,11 +68,12 @@ impl RunFolder {
         let path = self.path.join(LATEST);
         if !path.is_file() {
             let there = self.checkpoints().unwrap_or_default().join(", ");
-            let there = if there.is_empty() { "nothing".into() } else { there };
-            return Err(CheckpointError::NoCheckpoint {
-                folder: self.path.display().to_string(),
-                why: format!("it has no file `{LATEST}`; by name there is: {there}"),
-            });
+            let why = match there.is_empty() {
+                true => "nothing was saved there; start the run anew".into(),
+                false => format!("it has no file `{LATEST}`; by name there is: {there}"),
+            };
+            let folder = self.path.display().to_string();
+            return Err(CheckpointError::NoCheckpoint { folder, why });
         }
         let text = file::read(&path, 4096)?;
         let name = String::from_utf8_lossy(&text).trim_end_matches('\n').to_owned();

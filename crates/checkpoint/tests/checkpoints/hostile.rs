@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use oxizero_checkpoint::{Checkpoint, Checksum, Value};
+use oxizero_checkpoint::{Checkpoint, Value};
 
-use crate::sample::{read, saved};
+use crate::sample::{read, saved, sealed_text};
 
 /// The file of the second writer, and what is in it.
 fn pieces_file(folder: &Path) -> (PathBuf, Vec<u8>) {

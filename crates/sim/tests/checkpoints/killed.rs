@@ -4,9 +4,9 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use oxizero::{EngineOptions, GroupOptions, RunFolder, SaveOptions};
 use oxizero_core::{DType, Precision, Random, Stage};
@@ -61,8 +61,8 @@ fn a_run_that_is_killed() {
     });
 }
 
-/// Lets a run begin, and kills it after a part of the time that it may live.
-fn run_and_kill(folder: &Path, part: f64) {
+/// A run that saves in that folder.
+fn started(folder: &Path) -> (Child, impl FnMut(&str) -> bool) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "killed::a_run_that_is_killed", "--nocapture"])
         .env(SAVES_IN, folder)
@@ -70,7 +70,12 @@ fn run_and_kill(folder: &Path, part: f64) {
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let mut said = |text| lines.any(|line| line.unwrap().contains(text));
+    (child, move |text: &str| lines.any(|line| line.unwrap().contains(text)))
+}
+
+/// Lets a run begin, and kills it after a part of the time that it may live.
+fn run_and_kill(folder: &Path, part: f64) {
+    let (mut child, mut said) = started(folder);
     assert!(said(BEGINS), "the run ended by itself: it cannot load what is there");
     let begun = Instant::now();
     assert!(said(ENDS), "the run cannot save");
@@ -93,6 +98,28 @@ fn straight(steps: &[u64]) -> Vec<State> {
         steps.iter().map(state).collect::<Vec<_>>()
     });
     of_ranks.swap_remove(0)
+}
+
+#[test]
+fn a_run_that_is_killed_in_its_first_save_begins_anew() {
+    let trial = trial();
+    for delay in 0..10 {
+        let folder = tempfile::tempdir().unwrap();
+        let run = RunFolder::new(folder.path());
+        let (mut child, mut said) = started(folder.path());
+        assert!(said(BEGINS), "the run ended by itself");
+        thread::sleep(Duration::from_micros(500 * delay));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        if let Err(error) = run.latest() {
+            assert!(error.to_string().contains("nothing was saved there"), "{error}");
+        }
+        run_and_kill(folder.path(), 0.0);
+        world::run(RANKS, |comm| {
+            let mut engine = trial.start(comm).unwrap();
+            load(&mut engine, folder.path()).unwrap();
+        });
+    }
 }
 
 #[test]
