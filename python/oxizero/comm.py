@@ -86,7 +86,7 @@ def all_reduce(tensor, op=ReduceOp.SUM, group=None, async_op=False):
         raise ConfigError(f"all_reduce(op={op}): there are SUM, AVG, PRODUCT, MIN and MAX")
     is_average = op == ReduceOp.AVG
     if is_average and not (tensor.is_floating_point() or tensor.is_complex()):
-        raise ConfigError(f"all_reduce(op=AVG) of {tensor.dtype}: an average is no integer; use SUM")
+        raise ConfigError(f"all_reduce(op=AVG) of {tensor.dtype}: it is no integer; use SUM")
     parts = _gather(tensor)
     if tensor.dtype in (torch.bfloat16, torch.float16):  # rounded once, at the end
         parts = [part.float() for part in parts]

@@ -1,8 +1,8 @@
 """Values as JSON from which they come back equal.
 
 What JSON does not have, or would give back as something else, is an object with the key `$`, which
-says what it is, and `of`; so is a dict with keys that begin so, which parsers may have a meaning for.
-What cannot be told so is refused by its name.
+says what it is, and `of`; so is a dict with keys that begin so, which parsers may have a meaning
+for. What cannot be told so is refused by its name.
 """
 
 import collections

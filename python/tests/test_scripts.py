@@ -177,7 +177,7 @@ def rounded_once(rank):
     told = torch.tensor([(256.0, 1.0, 1.0, 1.0)[rank]], dtype=torch.bfloat16)
     oxizero.comm.all_reduce(told)
     assert told.item() == 260.0
-    with pytest.raises(oxizero.ConfigError, match="an average is no integer"):
+    with pytest.raises(oxizero.ConfigError, match="it is no integer"):
         oxizero.comm.all_reduce(torch.tensor([3]), op=oxizero.comm.ReduceOp.AVG)
 
 

@@ -2,8 +2,8 @@
 //! written.
 //!
 //! The first byte of an input chooses a file, the rest is its content: any bytes, which checksums
-//! are to refuse. Beyond the last file it is the content of a manifest, as JSON, which is sealed with
-//! a checksum as if it had been written so.
+//! are to refuse. Beyond the last file it is the content of a manifest, as JSON, which is sealed
+//! with a checksum as if it had been written so.
 #![no_main]
 
 use std::fs;

@@ -5,6 +5,7 @@
 //! bring collectives of their own. This crate knows no buckets, parameters or
 //! stages of training.
 
+mod checks;
 mod communicator;
 mod error;
 mod failure;

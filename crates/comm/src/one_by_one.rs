@@ -3,7 +3,7 @@
 use oxizero_core::{Numel, Rank};
 use oxizero_device::{Buffer, kernels};
 
-use crate::group::check_gather_many;
+use crate::checks::check_gather_many;
 use crate::{CommError, Communicator, OwnShard, numbers};
 
 /// Gathers one shard after the other, each rank's padded to the longest of its place.

@@ -8,7 +8,7 @@ use std::thread::available_parallelism;
 use oxizero_core::{Bytes, DType, Overlap, ProcessGroup, Rank, WorldSize};
 use oxizero_device::{Buffer, Region};
 
-use crate::group::{
+use crate::checks::{
     check_gather_into, check_gather_many, check_reduce_scatter, check_root, check_shards,
 };
 use crate::queue::Queue;

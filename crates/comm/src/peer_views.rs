@@ -6,7 +6,7 @@ use std::ops::Range;
 use oxizero_core::{DType, Numel, Rank};
 use oxizero_device::{Buffer, View};
 
-use crate::group::misuse;
+use crate::checks::misuse;
 use crate::{CommError, Communicator, OwnShard, numbers};
 
 /// Every rank's shards, for reading. This rank's own are lent meanwhile: it owns their buffers, and

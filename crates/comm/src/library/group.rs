@@ -9,10 +9,10 @@ use oxizero_device::{Buffer, Region};
 
 use super::packed::Streams;
 use super::{Library, LibraryError};
-use crate::error::KnownTo;
-use crate::group::{
+use crate::checks::{
     check_gather_into, check_gather_many, check_reduce_scatter, check_root, check_shards,
 };
+use crate::error::KnownTo;
 use crate::operation::{Kind, Label, Operation, WORDS};
 use crate::{
     Allocated, CommError, Communicator, Handle, OwnShard, ReduceScatter, ReduceTarget, Traffic,
