@@ -84,11 +84,11 @@ class Arrangement:
 class Engine:
     def __new__(
         cls,
-        config: Config,
+        said: tuple[Config, Arrangement],
         back_end: Any,
-        arrangement: Arrangement,
         params: list[dict[str, Any]],
         groups: list[dict[str, Any]],
+        meet: Callable[[], None],
     ) -> Engine: ...
     @property
     def back_end(self) -> Any: ...

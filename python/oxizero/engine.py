@@ -81,9 +81,12 @@ class Engine(Checkpoints, Later, ModelFiles, Settings, TorchCalls, torch.nn.Modu
             held = buffers.check(self._back_end, module, self._weights.others)
         described = self._weights.described(units.numbers(found), self._back_end)
         groups_of_optimizer = groups(optimizer)
-        meeting.meet(self._back_end)
         self._core = _oxizero.Engine(
-            config, self._back_end, arrangement, described, groups_of_optimizer
+            (config, arrangement),
+            self._back_end,
+            described,
+            groups_of_optimizer,
+            lambda: meeting.meet(self._back_end),
         )
         del described
         self._sharded, self._hooks = None, []

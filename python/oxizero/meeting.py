@@ -11,8 +11,9 @@ from datetime import timedelta
 from oxizero import world
 from oxizero._oxizero import CommError
 
-# For how long a rank that gives up is there to say so; its error comes at once.
-_STAYS = timedelta(seconds=5)
+# For how long a rank that gives up is there to say so; its error comes at once. The others may
+# import for long what it did not come to.
+_STAYS = timedelta(seconds=30)
 
 
 class Meeting:

@@ -1,6 +1,8 @@
 """What ranks hear of one that does not begin: which it is, and why."""
 
 import datetime
+import itertools
+import math
 import os
 import time
 
@@ -24,6 +26,12 @@ def refuses(rank, back_end, what):
     if rank == 1:
         if what == "configuration":
             config["gradient_clipping"] = -1.0
+        if what == "dtypes":
+            config["data_types"] = {"grad_accum_dtype": "bf16"}
+        if what == "rule":
+            config["optimizer"] = {"type": "SGD", "params": {"lr": 1.0, "momentum": math.inf}}
+        if what == "copies":
+            config["oxizero"] = {"backend": back_end, "share_weights": True}
         if what == "split":
             oxizero.mark_split(model.weight, 0, [1, 7])
         if what == "buffer":
@@ -38,8 +46,13 @@ def refuses(rank, back_end, what):
     return type(raised.value).__name__, str(raised.value)
 
 
-@pytest.mark.parametrize("what", ["configuration", "split", "buffer"])
-@pytest.mark.parametrize("back_end", BACK_ENDS)
+REFUSED = [
+    *itertools.product(BACK_ENDS, ["configuration", "dtypes", "rule", "split", "buffer"]),
+    ("torch", "copies"),
+]
+
+
+@pytest.mark.parametrize(("back_end", "what"), REFUSED)
 def test_what_one_rank_refuses_is_told_to_all(ranks, back_end, what):
     first, second, third = ranks(3, refuses, back_end, what)
     assert second[0] == "ConfigError"

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use oxizero::comm::Communicator;
 use oxizero::{
     Backend, Boundary, Buffer, DType, EngineError, EngineOptions, GradIn, LossScale, ModelGrads,
-    Norm, Numel, Observer, ParamId, Rank, StepOutcome, Trace, ViewMut,
+    Norm, Numel, Observer, ParamId, Rank, StepOutcome, Trace, ViewMut, WorldSize,
 };
 use oxizero_device::kernels::cast;
 use pyo3::exceptions::PyValueError;
@@ -109,27 +109,37 @@ impl Engine {
 
 #[pymethods]
 impl Engine {
-    /// Makes this rank's part; a collective call. Weights are rank 0's.
+    /// Makes this rank's part; a collective call. Weights are rank 0's. What this rank refuses by
+    /// itself it does before it calls `meet`, where ranks tell each other.
     #[new]
     fn new(
         py: Python<'_>,
-        config: &Config,
+        said: (PyRef<'_, Config>, PyRef<'_, Arrangement>),
         back_end: Py<PyAny>,
-        arrangement: &Arrangement,
         params: Vec<Param<'_>>,
         groups: Vec<Group>,
+        meet: Py<PyAny>,
     ) -> PyResult<Self> {
-        let world: World = back_end.bind(py).getattr("world")?.extract()?;
+        let (config, arrangement) = said;
         let specs = setup::specs(&params, &arrangement.inner)?;
         let options = setup::options(&config.0, &specs).map_err(error::config)?;
         let options = EngineOptions { mesh: Some(arrangement.inner.mesh().clone()), ..options };
+        let initial = setup::initial(&params)?;
+        groups.iter().try_for_each(Group::check)?;
+        let name: String = back_end.bind(py).getattr("name")?.extract()?;
+        setup::check_copies(&config.0, &name).map_err(error::config)?;
+        meet.call0(py)?;
+
+        let world: World = back_end.bind(py).getattr("world")?.extract()?;
         let rules = world.rules(py);
         let optimizer = setup::optimizer(&groups, &rules)?;
-        let initial = setup::initial(&params)?;
+        let (copies, overlap) = (config.0.copies, config.0.overlap);
+        let (path, place) = (config.0.trace.clone(), world.place()?);
         let engine = py.detach(|| {
-            let trace = trace(config, &world)?;
-            let backend = world.connect_for(config.0.copies, config.0.overlap)?;
-            let backend = Backend { observer: trace, ..backend };
+            let backend = world.connect_for(copies, overlap)?;
+            // Whom this fails leaves the others, who know it.
+            let observer = path.map(|path| trace(&path, place)).transpose()?;
+            let backend = Backend { observer, ..backend };
             let mut write = |param: ParamId, weights: ViewMut<'_>| {
                 // What has no initial weights starts from zeros.
                 if let Some(initial) = initial[param.0] {
@@ -373,10 +383,8 @@ impl Engine {
 }
 
 /// Who writes what this rank does, if the configuration asks for it.
-fn trace(config: &Config, world: &World) -> PyResult<Option<Arc<dyn Observer>>> {
-    let Some(path) = &config.0.trace else { return Ok(None) };
-    let (rank, size) = world.place()?;
-    Ok(Some(Arc::new(Trace::create(path.as_ref(), rank, size)?)))
+fn trace(path: &str, (rank, size): (Rank, WorldSize)) -> PyResult<Arc<dyn Observer>> {
+    Ok(Arc::new(Trace::create(path.as_ref(), rank, size)?))
 }
 
 fn broadcast(comm: &dyn Communicator, packed: Buffer, root: Rank) -> Result<Buffer, EngineError> {

@@ -47,6 +47,11 @@ impl Group {
         GroupOptions { lr: self.lr, weight_decay: self.weight_decay }
     }
 
+    /// Refuses hyper-parameters that no update rule has.
+    pub(crate) fn check(&self) -> PyResult<()> {
+        self.native().map(drop)
+    }
+
     /// The update rule.
     pub(crate) fn rule(&self, rules: &Rules) -> PyResult<Box<dyn Optimizer>> {
         let native = self.native()?;

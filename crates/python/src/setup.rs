@@ -6,7 +6,7 @@ use oxizero::optim::LrSchedule;
 use oxizero::{
     Bucketing, DType, EngineOptions, OptimGroup, OptimizerSetup, ParamSpec, UnitId, View,
 };
-use oxizero_core::deepspeed::DeepSpeedConfig;
+use oxizero_core::deepspeed::{DeepSpeedConfig, WeightCopies};
 use oxizero_core::{Arrangement, ConfigError, Placement};
 use pyo3::FromPyObject;
 use pyo3::exceptions::PyValueError;
@@ -96,6 +96,18 @@ pub(crate) fn options(
         check_finite: config.check_finite,
         ..EngineOptions::new(config.stage, precision)
     })
+}
+
+/// Refuses copies of weights that the back end of that name does not have.
+pub(crate) fn check_copies(config: &DeepSpeedConfig, back_end: &str) -> Result<(), ConfigError> {
+    match (config.copies, back_end) {
+        (WeightCopies::Machines, "torch") => Err(ConfigError::Conflict {
+            first: "oxizero.share_weights = true".into(),
+            second: "the torch back end".into(),
+            advice: "its ranks have a copy of the weights each; use the native one".into(),
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// The optimizer that the groups describe; its schedule is torch's, and stays out of it.

@@ -7,7 +7,6 @@ use oxizero::comm::library::communicator;
 use oxizero::comm::shm::{Options, Replicas};
 use oxizero::comm::{Beside, Communicator, Computes, Streams, overlap, overlapped, shm, threads};
 use oxizero::{Backend, Overlap, ProcessGroup, Rank, Storage, WorldSize};
-use oxizero_core::ConfigError;
 use oxizero_core::deepspeed::WeightCopies;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -76,7 +75,7 @@ impl World {
     ) -> PyResult<Backend> {
         let overlap = overlap(asked, self.computes()?);
         let (backend, streams) = match self {
-            Self::Torch(torch) => torch.connect(copies)?,
+            Self::Torch(torch) => torch.connect()?,
             Self::Native(native) => (Backend::host(native.connect_for(copies)?), None),
         };
         let communicator = match overlap {
@@ -111,14 +110,7 @@ impl World {
 }
 
 impl Torch {
-    fn connect(self, copies: WeightCopies) -> PyResult<(Backend, Option<TorchStreams>)> {
-        if copies == WeightCopies::Machines {
-            return Err(error::config(ConfigError::Conflict {
-                first: "oxizero.share_weights = true".into(),
-                second: "the torch back end".into(),
-                advice: "its ranks have a copy of the weights each; use the native one".into(),
-            }));
-        }
+    fn connect(self) -> PyResult<(Backend, Option<TorchStreams>)> {
         let streams = self.streams.map(TorchStreams::new);
         let device = TorchDevice::new(self.device, streams.clone());
         let group = TorchGroup {
