@@ -52,13 +52,14 @@ def test_a_fork_is_no_rank_and_its_end_hides_no_death():
 def interrupted(rank):
     engine = made()
     if rank == 1:
-        time.sleep(3)
+        time.sleep(6)
     else:
-        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        # When it waits: what torch imports in the first step may swallow the exception.
+        threading.Timer(2.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt if rank == 0 else oxizero.CommError) as raised:
         train(engine)
-    assert rank == 1 or time.monotonic() - started < 2
+    assert rank == 1 or time.monotonic() - started < 5
     return str(raised.value)
 
 
